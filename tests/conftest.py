@@ -282,10 +282,7 @@ def run_python(tmp_path: Path) -> Run:
     """
 
     def run(
-        *arguments: str | Path,
-        env: dict[str, str | None] | None = None,
-        cwd: Path | None = None,
-        timeout: float = 300,
+        *arguments: str | Path, env: dict[str, str | None] | None = None, cwd: Path | None = None, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
         variables = _environment()
         for name, value in (env or {}).items():

@@ -40,9 +40,7 @@ ROOMS = (
 )
 
 # Imports that run up all the same, each with its reason. At most six; one that is no longer there fails the test.
-EXCEPTIONS = {
-    ("hf_mps.finetune.__main__", "hf_mps.cli.main"): "`python -m hf_mps.finetune` is a documented command",
-}
+EXCEPTIONS = {("hf_mps.finetune.__main__", "hf_mps.cli.main"): "`python -m hf_mps.finetune` is a documented command"}
 
 
 @cache

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForSequenceClassification
 
 from hf_mps.cli.main import main
 from hf_mps.core.errors import RunError, UserError
@@ -125,8 +127,6 @@ COMMANDS: dict[str, st.SearchStrategy[Words]] = {
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT that sorts texts into three classes."""
     import sklearn  # noqa: F401  sets KMP_ variables when it is first imported
-    import torch
-    from transformers import AutoModelForSequenceClassification
 
     folder = tiny.model(tmp_path_factory.mktemp("models") / "model")
     torch.manual_seed(1)

@@ -15,6 +15,8 @@ from inline_snapshot import snapshot
 import hf_mps
 from hf_mps.cli.main import main
 from hf_mps.core import notices
+from hf_mps.core.errors import UserError
+from hf_mps.finetune.recipe import catalogue
 from tests.remedies import COMMAND, works
 
 Printed = pytest.CaptureFixture[str]
@@ -24,13 +26,14 @@ import subprocess
 import sys
 from hf_mps import autoload; from hf_mps.core import settings
 from hf_mps.cli.main import main
-from hf_mps.finetune.recipe.resolve import load_recipe
 
+assert main(["recipes", "list"]) == 0
+assert main(["recipes", "show", "glue/mrpc"]) == 0
+assert not {"rich", "hf_mps.finetune.recipe.schema"} & set(sys.modules)
 assert main(["--help"]) == 0
 assert main(["--version"]) == 0
 assert main(["finetune", "--help"], program="python -m hf_mps.finetune") == 0
-assert main(["recipes", "list"]) == 0
-assert main(["recipes", "show", "glue/mrpc"]) == 0
+from hf_mps.finetune.recipe.resolve import load_recipe
 assert load_recipe("glue/mrpc", ["training.learning_rate=3e-5"]).recipe.training["learning_rate"] == 3e-5
 assert main(["finetune", "glue/mrpc", "training.warmup_ratio=0.1"]) == 2
 heavy = [name for name in ("torch", "transformers", "datasets", "evaluate", "sklearn", "numpy") if name in sys.modules]
@@ -78,8 +81,6 @@ def test_help_names_the_command_as_it_was_called(capsys: Printed) -> None:
 
 
 def test_recipes_are_listed_with_their_purpose(capsys: Printed) -> None:
-    from hf_mps.finetune.recipe import catalogue
-
     assert main(["recipes", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     entries = catalogue.entries()
@@ -88,8 +89,6 @@ def test_recipes_are_listed_with_their_purpose(capsys: Printed) -> None:
 
 
 def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
-    from hf_mps.finetune.recipe import catalogue
-
     assert main(["recipes", "show", "quickstart"]) == 0
     assert capsys.readouterr().out == catalogue.find("quickstart").path.read_text(encoding="utf-8")
 
@@ -107,10 +106,7 @@ def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
             "No such option: --learning_rate; next: training.learning_rate=VALUE",
         ),
         (["recipes", "shwo"], None),
-        (
-            ["finetune", "quickstart", "sed=1"],
-            None,
-        ),
+        (["finetune", "quickstart", "sed=1"], None),
     ],
 )
 def test_misuse_ends_in_one_line_and_exit_code_2(arguments: list[str], line: str | None, capsys: Printed) -> None:
@@ -159,8 +155,6 @@ def test_where_stderr_is_closed_nothing_of_it_comes_on_stdout(capsys: Printed, m
 
 
 def test_debug_shows_the_traceback() -> None:
-    from hf_mps.core.errors import UserError
-
     with pytest.raises(UserError):
         main(["finetune", "no-such-recipe", "--debug"])
 
@@ -168,7 +162,6 @@ def test_debug_shows_the_traceback() -> None:
 def test_a_reader_that_has_seen_enough_ends_a_list_without_a_word() -> None:
     command = [sys.executable, "-m", "hf_mps", "recipes", "keys", "glue/mrpc"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()  # as `| head` does, before anything is written
         assert process.stderr.read() == ""

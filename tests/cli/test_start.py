@@ -70,8 +70,7 @@ def shown(run_python: Callable[..., object], tmp_path: object) -> Shown:
         variables = {"TERM": "xterm-256color", "HF_MPS_SIMULATE": "1"}
         ended = run_python("-c", code, json.dumps(commands), cwd=tmp_path, env=variables)
         assert ended.returncode == 0, ended.stderr  # type: ignore[attr-defined]
-        found: dict[str, tuple[bool, str]] = json.loads(ended.stdout)  # type: ignore[attr-defined]
-        return found
+        return json.loads(ended.stdout)
 
     return shown
 

@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from transformers.trainer_utils import get_last_checkpoint
 
 from hf_mps.core import notices
 from hf_mps.core.patching import Around, Faults
@@ -22,6 +27,7 @@ from hf_mps.layer.guards import SentinelNotice
 from hf_mps.layer.guards.base import Safeguard
 from hf_mps.layer.guards.catalogue import GUARDS, SENTINELS, registry
 from hf_mps.layer.guards.sentinels.stream import STREAM
+from hf_mps.metal import simulator
 from tests.layer.guards import lightning_loops, loops
 
 HOOKS = ("look", "look_at_skipped", "before_update", "_look", "replayed", "_before_update", "_count")
@@ -33,8 +39,6 @@ def plain(folder: Path) -> list[Tensor]:
 
     Around it CUDA's words for a function's passes, and a product into a slice.
     """
-    from torch.utils.checkpoint import checkpoint
-
     torch.manual_seed(1)
     lstm, layer = nn.LSTM(4, 4, 2, batch_first=True).to("mps"), nn.Linear(4, 4).to("mps")
     convolution = nn.Conv1d(3, 3, 1).to("mps")
@@ -67,8 +71,6 @@ def by_trainer(folder: Path) -> list[Tensor]:
 
     The first one's model is read from a folder.
     """
-    from transformers.trainer_utils import get_last_checkpoint
-
     settings = {"save_strategy": "steps", "save_steps": 3, "skip_memory_metrics": False}
     loops.bert().save_pretrained(folder / "model")
     run = loops.trainer(folder, **settings)
@@ -125,10 +127,6 @@ def by_compiler(folder: Path) -> list[Tensor]:
 
 def in_a_world(folder: Path) -> list[Tensor]:
     """A process group of one, and DDP with a hook of Python's and one of PyTorch's own."""
-    import torch.distributed as dist
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-    from torch.nn.parallel import DistributedDataParallel
-
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     models = [DistributedDataParallel(nn.Linear(2, 2)) for _ in range(2)]
     try:
@@ -271,7 +269,6 @@ MODES = ("before", "before, always", "after, always")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Broken]:
     """The program as stock runs it, and once for each way of breaking everything."""
-    from hf_mps.metal import simulator
 
     if simulator.loaded() is None:
         pytest.skip("only the simulated device is without faults")

@@ -25,9 +25,7 @@ WITHOUT = ("one-copy",)
 
 
 @pytest.mark.parametrize(
-    "registry",
-    [catalogue.registry(), parts.registry(), integrations.registry()],
-    ids=["safeguards", "step", "modules"],
+    "registry", [catalogue.registry(), parts.registry(), integrations.registry()], ids=["safeguards", "step", "modules"]
 )
 def test_the_catalogue_names_each_after_the_modules_that_it_declares(registry: Registry) -> None:
     for kind in registry.catalogues.values():

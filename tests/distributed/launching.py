@@ -20,11 +20,7 @@ QUIET = {"OMP_NUM_THREADS": "1", "HF_MPS_DEVICE": "cpu", "HF_MPS_SIMULATE": "0",
 
 
 def launch(
-    processes: int,
-    *words: str | Path,
-    cwd: Path | None = None,
-    env: dict[str, str] | None = None,
-    timeout: float = 120,
+    processes: int, *words: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
     """Run `torchrun --nproc_per_node processes *words`, on the CPU, and return it ended, with its text.
 
@@ -64,11 +60,7 @@ def python(
 
 
 def launch_hosts(
-    hosts: int,
-    *words: str | Path,
-    cwd: Path | None = None,
-    env: dict[str, str] | None = None,
-    timeout: float = 120,
+    hosts: int, *words: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 120
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run `torchrun --nnodes hosts --nproc_per_node 1 *words` as on each of several Macs, and return them ended.
 

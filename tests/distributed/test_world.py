@@ -58,10 +58,7 @@ def test_torchrun_says_all(launched: Any) -> None:
 
 def test_mpirun_says_it_with_other_names_and_no_host(launched: Any) -> None:
     here = launched(
-        OMPI_COMM_WORLD_SIZE=4,
-        OMPI_COMM_WORLD_RANK=3,
-        OMPI_COMM_WORLD_LOCAL_SIZE=2,
-        OMPI_COMM_WORLD_LOCAL_RANK=1,
+        OMPI_COMM_WORLD_SIZE=4, OMPI_COMM_WORLD_RANK=3, OMPI_COMM_WORLD_LOCAL_SIZE=2, OMPI_COMM_WORLD_LOCAL_RANK=1
     )
     assert here == World(rank=3, size=4, local_rank=1, local_size=2, node=1)
 

@@ -64,6 +64,26 @@ def desk(_tiny_model: Path, own_cache: Path, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.fixture
+def in_own_folder(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's own folder is the current one, and its cache is empty."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `builders.model`'s tiny models, which nobody changes."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def qwen3(models: Path) -> str:
+    """The folder of a tiny Qwen3."""
+    from tests.finetune import builders
+
+    return str(builders.model(models, "qwen3"))
+
+
+@pytest.fixture
 def finetune(capfd: pytest.CaptureFixture[str]) -> Command:
     """Run `python -m hf_mps.finetune *arguments` in this process.
 

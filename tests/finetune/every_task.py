@@ -69,12 +69,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "model": "bert",
         "data": {"columns": {"text": "text", "label": "labels"}},
     },
-    "masked": {
-        "task": "masked-lm",
-        "model": "bert",
-        "max_length": 16,
-        "data": {"columns": {"text": "text"}},
-    },
+    "masked": {"task": "masked-lm", "model": "bert", "max_length": 16, "data": {"columns": {"text": "text"}}},
     "pairs": {
         "task": "rerank",
         "model": "bert",

@@ -14,8 +14,7 @@ def results(run: Path) -> dict[str, Any]:
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
 
-    said: dict[str, Any] = json.loads((run / "results.json").read_text(encoding="utf-8"), parse_constant=refuse)
-    return said
+    return json.loads((run / "results.json").read_text(encoding="utf-8"), parse_constant=refuse)
 
 
 def predictions(run: Path, name: str = "predictions.csv") -> list[dict[str, str]]:

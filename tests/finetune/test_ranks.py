@@ -8,7 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from hf_mps.finetune.run.callbacks import OwnDraws
 from tests.distributed.agents import Agent
 
 FINETUNE = ("-m", "hf_mps.finetune")
@@ -45,9 +47,6 @@ def test_a_wrong_word_is_said_by_one_of_them_and_ends_all(tmp_path: Path, agent:
 
 @pytest.mark.parametrize(("processes", "rank", "seed"), [(1, 0, 7), (2, 0, 3), (2, 1, 4)])
 def test_each_of_several_processes_draws_for_itself(processes: int, rank: int, seed: int) -> None:
-    import torch
-
-    from hf_mps.finetune.run.callbacks import OwnDraws
 
     args = SimpleNamespace(world_size=processes, process_index=rank, seed=3)
     with torch.random.fork_rng():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hf_mps.cli.main import main
 from tests.distributed.launching import python
 from tests.finetune import several
 from tests.finetune.run_files import predictions
@@ -28,8 +29,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome(folder: Path, name: str, processes: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"{name}-{processes}" / "results.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((folder / f"{name}-{processes}" / "results.json").read_text(encoding="utf-8"))
 
 
 def losses(outcome: dict[str, Any]) -> list[float]:
@@ -90,8 +90,6 @@ def test_evaluations_and_predictions_are_of_exactly_the_validation_rows(
 def test_every_process_measures_the_statistics_of_a_batch_norm_that_are_saved(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from hf_mps.cli.main import main
-
     monkeypatch.chdir(trained)
     capfd.readouterr()
     assert main(["evaluate", "masks-2", "--json"]) == 0

@@ -46,7 +46,7 @@ class Ended(NamedTuple):
 
     def refused(self) -> str:
         """The one line that a command was refused in, behind `hf-mps: `."""
-        assert (self.code, self.err[:8], self.err.count("\n")) == (2, "hf-mps: ", 1), self.err
+        assert (self.code, self.out, self.err[:8], self.err.count("\n")) == (2, "", "hf-mps: ", 1), self
         return self.err[8:-1]
 
 

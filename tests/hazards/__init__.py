@@ -68,10 +68,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
 }
 
 # Faults that no guard knows of, as a later release may bring them: for sentinels, and for the search for a divergence.
-UNKNOWN: dict[str, Callable[[], Any]] = {
-    "fused-overflow": results.fused_overflow,
-    "frozen-norm": results.frozen_norm,
-}
+UNKNOWN: dict[str, Callable[[], Any]] = {"fused-overflow": results.fused_overflow, "frozen-norm": results.frozen_norm}
 
 _active: set[str] = set()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from transformers import trainer_utils
 
 from hf_mps.core import checkpoint_files
 from hf_mps.core.checkpoint_files import torn
@@ -54,8 +55,6 @@ def test_a_checkpoint_without_weights_is_torn(tmp_path: Path) -> None:
 def test_a_kill_while_an_old_checkpoint_is_removed_leaves_none_of_its_name(
     tmp_path: Path, dead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import trainer_utils
-
     for number in (1, 2, 3):
         checkpoint(tmp_path / f"checkpoint-{number}")
     seen: list[list[str]] = []

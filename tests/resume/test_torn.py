@@ -18,7 +18,9 @@ import torch
 import transformers.trainer
 from inline_snapshot import snapshot
 from safetensors.torch import save_file
-from transformers.trainer_utils import get_last_checkpoint
+from torch.distributed import checkpoint
+from transformers import TrainerCallback
+from transformers.trainer_utils import HubStrategy, get_last_checkpoint
 
 from hf_mps.core import checkpoint_files, notices
 from hf_mps.core.errors import UserError
@@ -67,11 +69,7 @@ def test_a_whole_one_is_whole(tmp_path: Path) -> None:
     [
         ("model-1.safetensors", 300, "model-1.safetensors: it ends after 300 of 400 bytes"),
         ("model-1.safetensors", 30, "model-1.safetensors: it ends after 30 bytes, in its header"),
-        (
-            "model-1.safetensors",
-            0,
-            "model-1.safetensors: it ends after 0 bytes, in its header",
-        ),
+        ("model-1.safetensors", 0, "model-1.safetensors: it ends after 0 bytes, in its header"),
         ("optimizer.pt", 500, "optimizer.pt: its end is missing"),
         ("optimizer.pt", 0, "optimizer.pt: it is empty"),
         (TRAINER_LAST, 10, "trainer_state.json: it cannot be read (Unterminated string"),
@@ -95,8 +93,6 @@ def test_a_shard_or_the_last_file_that_is_not_there_is_named(tmp_path: Path) -> 
 
 
 def test_the_parts_of_several_ranks_without_their_index_are_named(tmp_path: Path) -> None:
-    from torch.distributed import checkpoint
-
     folder = whole(tmp_path / "checkpoint-1")
     checkpoint.save({"weight": torch.ones(3)}, checkpoint_id=folder / "pytorch_model_fsdp_0", no_dist=True)
     assert checkpoint_files.torn(folder, TRAINER_LAST) is None
@@ -312,8 +308,6 @@ def test_what_killed_processes_left_is_removed_and_what_they_set_aside_comes_bac
 
 
 def test_checkpoints_appear_once_they_are_whole(tmp_path: Path) -> None:
-    from transformers import TrainerCallback
-
     seen: list[list[str]] = []
 
     class Look(TrainerCallback):  # type: ignore[misc]
@@ -346,8 +340,6 @@ class Hub:
 
 
 def test_a_push_to_the_hub_waits_until_the_checkpoint_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.trainer_utils import HubStrategy
-
     hub, run = Hub(), loops.trainer(tmp_path, save_strategy="steps", save_steps=2)
     if hasattr(transformers.trainer, "hf_api"):
         monkeypatch.setattr(transformers.trainer, "hf_api", lambda: hub)

@@ -16,8 +16,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def action() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((CHECKOUT / "action.yml").read_text(encoding="utf-8"))
-    return loaded
+    return yaml.safe_load((CHECKOUT / "action.yml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.process

@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 import pytest
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
+from transformers import AutoTokenizer
 
 from hf_mps.finetune.tasks.question_answering import Recipe
 from scripts.bench import compare_stock, stock
@@ -115,8 +116,6 @@ def questions() -> datasets.Dataset:
 @pytest.fixture
 def windows(model: Path) -> tuple[Any, datasets.Dataset]:
     """The tokenizer, and the windows of `questions`: of 14 tokens, neighbours sharing 4."""
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(model)
     said = {"task": "question-answering", "model": "m", "data": {"hub": "a/b"}, "max_length": 14, "doc_stride": 4}
     return tokenizer, stock.windows(questions(), tokenizer, Recipe.model_validate(said))

@@ -17,8 +17,14 @@ import sklearn  # noqa: F401  sets an environment variable when it is first impo
 import torch  # noqa: F401  brings the layer, which has the names
 
 from hf_mps.cli.main import app
+from hf_mps.core import settings
 from hf_mps.finetune import tasks
 from hf_mps.finetune.recipe import catalogue
+from hf_mps.layer import integrations
+from hf_mps.layer.compat import names as gone
+from hf_mps.layer.compat import removed_arguments
+from hf_mps.layer.guards.catalogue import GUARDS, SENTINELS
+from hf_mps.metal.device import faults
 from tests import CHECKOUT, scripts
 
 BESIDE = ("CONTRIBUTING.md", "README.md", "SECURITY.md")
@@ -77,10 +83,6 @@ def test_every_verb_recipe_and_task_is_in_them(docs: ModuleType) -> None:
 
 
 def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) -> None:
-    from hf_mps.core import settings
-    from hf_mps.layer.guards.catalogue import GUARDS, SENTINELS
-    from hf_mps.metal.device import faults
-
     pages = docs.pages()
     for name in GUARDS.names:
         assert f'<a id="{name}"></a>`{name}`' in pages["hazards.md"]
@@ -92,8 +94,6 @@ def test_every_guard_sentinel_variable_and_fault_is_in_them(docs: ModuleType) ->
 
 @pytest.mark.process
 def test_every_declared_patch_is_in_them_with_who_declares_it(docs: ModuleType) -> None:
-    from hf_mps.layer import integrations
-
     rows = [line for line in docs.pages()["patches.md"].splitlines() if line.startswith("- ")]
     for patch in integrations.declared():
         target = patch.target.replace("pytorch_lightning.", "lightning.pytorch.")
@@ -131,9 +131,6 @@ def test_the_links_of_a_page_beside_the_sources_lead_to_files(name: str) -> None
 
 
 def test_what_older_scripts_say_is_listed_from_the_tables_of_the_shims(docs: ModuleType) -> None:
-    from hf_mps.layer.compat import names as gone
-    from hf_mps.layer.compat import removed_arguments
-
     page = docs.pages()["older-scripts.md"]
     for name in (*removed_arguments.REMOVED, *(old.name for old in gone.NAMES)):
         assert f"`{name}`" in page

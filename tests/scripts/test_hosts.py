@@ -21,7 +21,6 @@ def test_hosts_know_each_other_and_leave_nothing_behind() -> None:
         assert [mac.run(["hostname"]).stdout.strip() for mac in macs] == ["mac-0", "mac-1", "mac-2"]
         assert macs[2].run(["pwd"]).stdout.strip() == str(Path.cwd())
         server = macs[1].start(["python3", "-c", OPEN], stdout=-1)
-        assert server.stdout is not None
         assert server.stdout.readline() == "open\n"
         knocked = [macs[index].run(["python3", "-c", KNOCK, "mac-1"]) for index in (0, 2)]
         assert [one.stdout for one in knocked] == ["there\n"] * 2, knocked

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from inline_snapshot import snapshot
 
 from hf_mps.metal.device import machine
@@ -27,8 +28,6 @@ def test_the_line_names_the_simulated_chip_and_the_one_that_computes(simulated: 
 
 
 def test_a_macs_own_figures_are_a_macs(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     mac = machine.Machine("Darwin", "arm64", "Apple M4", 16 * 2**30, macos="26.0")
     monkeypatch.setattr(machine, "_overridden", mac)
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M4")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
+import datasets
 import pytest
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
+import transformers
 from inline_snapshot import snapshot
 
 from tests.scripts import script
@@ -59,8 +61,6 @@ def test_a_folder_without_scripts_is_told(old: ModuleType, tmp_path: Path, capsy
 def test_every_command_line_names_files_and_models_that_are_made(
     old: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import datasets
-
     monkeypatch.undo()
     made = set(old.world.MODELS)
     monkeypatch.setattr(old.world, "MODELS", {})
@@ -79,8 +79,6 @@ def test_every_command_line_names_files_and_models_that_are_made(
 def test_every_model_is_written_with_what_its_scripts_read(
     old: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import transformers
-
     monkeypatch.undo()
     for name, write in old.world.MODELS.items():
         write(tmp_path / name)

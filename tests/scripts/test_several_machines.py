@@ -15,10 +15,7 @@ from scripts.tools.hosts import Host, hosts, refusal, stop
 from tests import CHECKOUT
 from tests.distributed.launching import file_on_page
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(refusal()), reason=f"no hosts: {refusal()}"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(refusal()), reason=f"no hosts: {refusal()}")]
 PAGE = (CHECKOUT / "docs" / "several-machines.md").read_text()
 BLOCKS = [block.splitlines() for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)]
 # Commands of this environment come first; two processes of a CPU each, as no host here has a Mac's GPU.

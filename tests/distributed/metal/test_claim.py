@@ -48,7 +48,6 @@ def held(variables: dict[str, str]) -> Iterator[int]:
     """The process of rank 0, which has the device."""
     words = [sys.executable, "-c", HOLDER]
     with subprocess.Popen(words, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "has it\n"
         yield holder.pid
         holder.kill()

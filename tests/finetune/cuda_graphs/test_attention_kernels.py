@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from inline_snapshot import snapshot
+from transformers import BertConfig, ViTConfig
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune.features import attention
@@ -29,8 +30,6 @@ def decided(
     **said: Any,
 ) -> str:
     """Decide for BERT-base on a GPU of this capability, whose name and capability are all that CUDA is asked."""
-    from transformers import BertConfig
-
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     columns = {"text": "a", "text_pair": "b"}
     recipe = builders.recipe(
@@ -83,8 +82,6 @@ def test_without_padding_flash_kernels_are_the_other_ones_and_cudnn_gains_less(m
 
 
 def test_images_have_as_many_tokens_as_patches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import ViTConfig
-
     assert decided(monkeypatch, counts=None, config=ViTConfig(), steps=300) == snapshot(
         "PyTorch's own (cuDNN's would save 0.1 s of the run, and their plans of 1 shape take 1.6)"
     )

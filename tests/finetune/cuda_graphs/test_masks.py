@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BatchEncoding, masking_utils
+from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM, masking_utils
 
 from hf_mps.finetune.cuda_graphs import graphs
+from tests.finetune.cuda_graphs.recorders import model
 
 IDS, FULL = torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.int64)
 PADDED = torch.tensor([[1, 1, 1], [1, 1, 0]])
@@ -36,8 +37,6 @@ def test_transformers_is_as_before_afterwards() -> None:
 
 
 def test_without_a_mask_a_model_computes_what_it_does_with_one_that_hides_nothing() -> None:
-    from tests.finetune.cuda_graphs.recorders import model
-
     made = model().eval()
     ids = torch.randint(5, 50, (2, 8))
     with torch.no_grad():
@@ -50,8 +49,6 @@ def test_without_a_mask_a_model_computes_what_it_does_with_one_that_hides_nothin
 @pytest.mark.parametrize("given", [False, True])
 def test_sequences_that_share_a_row_stay_apart(given: bool) -> None:
     """Positions of the batch's own say where a sequence begins; those that the model makes say nothing."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     made = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=64)).eval()

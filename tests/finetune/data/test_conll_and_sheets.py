@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,17 +18,14 @@ from hf_mps.finetune.tasks import token_classification
 from tests.finetune.readers import both, loaded, refusal
 from tests.finetune.tiny import Command
 
+pytestmark = pytest.mark.usefixtures("in_own_folder")
+
 TWO = {"text": "text", "label": "label"}
 # As CoNLL-2003 is published: four columns, documents apart, a blank line between sentences.
 CONLL = (
     "-DOCSTART- -X- -X- O\n\nAda NNP B-NP B-PER\nsleeps VBZ B-VP O\n\n\nOslo NNP B-NP B-LOC\n\n"
     "-DOCSTART- -X- -X- O\n\nRain NN B-NP O\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def _here(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def tagged(name: str, **columns: object) -> load.Rows:
@@ -153,8 +152,6 @@ def test_a_sheet_that_is_no_table_is_refused(rows: list[list[object]], line: str
 
 
 def test_a_workbook_that_says_a_wrong_size_is_read_whole() -> None:
-    import zipfile
-
     workbook("right.xlsx", ["text", "label"], ["fine", "good"], ["broken", "bad"])
     with zipfile.ZipFile("right.xlsx") as right, zipfile.ZipFile("a.xlsx", "w") as wrong:
         for name in right.namelist():
@@ -163,8 +160,6 @@ def test_a_workbook_that_says_a_wrong_size_is_read_whole() -> None:
 
 
 def test_a_workbook_needs_openpyxl(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     workbook("a.xlsx", ["text", "label"], ["a", 1])
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     assert refusal(both("a.xlsx"), TWO) == snapshot(

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
 from inline_snapshot import snapshot
+from PIL import Image
 
-from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
-from tests.finetune.readers import loaded
+from tests.finetune.readers import both, loaded, refusal
+
+pytestmark = pytest.mark.usefixtures("in_own_folder")
 
 SQUAD = {
     "version": "1.1",
@@ -33,16 +35,11 @@ SQUAD = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _here(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def test_rows_inside_json_come_out_with_what_stands_around_them(tmp_path: Path) -> None:
     (tmp_path / "squad.json").write_text(json.dumps(SQUAD), encoding="utf-8")
-    both = {"train": "squad.json", "validation": "squad.json"}
+    said = {**both("squad.json"), "field": "data.paragraphs.qas"}
     columns = {name: name for name in ("id", "question", "context", "title", "answers")}
-    rows = loaded({"files": both, "field": "data.paragraphs.qas"}, columns)["train"].dataset
+    rows = loaded(said, columns)["train"].dataset
     assert rows["id"][:] == ["a", "b", "c"]
     assert rows["context"][:] == ["Ada lives in Oslo.", "Ada lives in Oslo.", "It rains."]
     assert rows["title"][:] == ["Oslo"] * 3
@@ -51,8 +48,7 @@ def test_rows_inside_json_come_out_with_what_stands_around_them(tmp_path: Path) 
     changed = json.loads(json.dumps(SQUAD))
     changed["data"][0]["title"] = "Lima"
     (tmp_path / "squad.json").write_text(json.dumps(changed), encoding="utf-8")
-    again = loaded({"files": both, "field": "data.paragraphs.qas"}, columns)["train"].dataset
-    assert again["title"][:] == ["Lima"] * 3
+    assert loaded(said, columns)["train"].dataset["title"][:] == ["Lima"] * 3
 
 
 @pytest.mark.parametrize(
@@ -65,24 +61,20 @@ def test_rows_inside_json_come_out_with_what_stands_around_them(tmp_path: Path) 
 )
 def test_a_field_that_leads_nowhere_is_refused(tmp_path: Path, field: str, line: str) -> None:
     (tmp_path / "squad.json").write_text(json.dumps(SQUAD), encoding="utf-8")
-    with pytest.raises(UserError) as raised:
-        loaded({"files": {"train": "squad.json", "validation": "squad.json"}, "field": field}, {"id": "id"})
-    assert str(raised.value) == f"squad.json: data.field {field}{line}"
+    assert refusal({**both("squad.json"), "field": field}, {"id": "id"}) == f"squad.json: data.field {field}{line}"
 
 
 def test_a_field_is_for_json_alone_and_broken_json_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("a\n1\n", encoding="utf-8")
-    both = {"train": "rows.csv", "validation": "rows.csv"}
-    with pytest.raises(UserError) as raised:
-        loaded({"files": both, "field": "data"}, {"a": "a"})
-    assert str(raised.value) == snapshot("data.files.train: rows.csv: data.field is for JSON; allowed: .json, .jsonl")
+    assert refusal({**both("rows.csv"), "field": "data"}, {"a": "a"}) == snapshot(
+        "data.files.train: rows.csv: data.field is for JSON; allowed: .json, .jsonl"
+    )
     (tmp_path / "rows.json").write_text('{"data": [', encoding="utf-8")
-    with pytest.raises(UserError, match=r"^rows.json: is no JSON: Expecting value \(column 11\)"):
-        loaded({"files": {"train": "rows.json", "validation": "rows.json"}, "field": "data"}, {"a": "a"})
+    told = refusal({**both("rows.json"), "field": "data"}, {"a": "a"})
+    assert told.startswith("rows.json: is no JSON: Expecting value (column 11)")
     (tmp_path / "none.json").write_text('{"data": []}', encoding="utf-8")
-    with pytest.raises(UserError) as raised:
-        loaded({"files": {"train": "none.json", "validation": "none.json"}, "field": "data"}, {"a": "a"})
-    assert str(raised.value) == snapshot("none.json: data.field data holds no rows; allowed: at least one")
+    told = refusal({**both("none.json"), "field": "data"}, {"a": "a"})
+    assert told == snapshot("none.json: data.field data holds no rows; allowed: at least one")
 
 
 def test_lists_and_dicts_of_json_keep_their_types_and_a_dot_names_a_key(tmp_path: Path) -> None:
@@ -91,14 +83,11 @@ def test_lists_and_dicts_of_json_keep_their_types_and_a_dot_names_a_key(tmp_path
         {"messages": [{"role": "user", "content": "yes"}], "translation": {"en": "yes", "ro": "da"}, "score": 2.0},
     ]
     (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
-    both = {"train": "rows.json", "validation": "rows.json"}
     columns = {"chat": "messages", "source": "translation.en", "target": "translation.ro", "score": "score"}
-    found = loaded({"files": both}, columns)["validation"].dataset
+    found = loaded(both("rows.json"), columns)["validation"].dataset
     assert found.column_names == ["chat", "source", "target", "score"]
     assert found[1] == {"chat": rows[1]["messages"], "source": "yes", "target": "da", "score": 2.0}
-    with pytest.raises(UserError) as raised:
-        loaded({"files": both}, {"source": "translation.fr"})
-    assert str(raised.value) == snapshot(
+    assert refusal(both("rows.json"), {"source": "translation.fr"}) == snapshot(
         "rows.json: there is no column 'translation.fr' for data.columns.source; the columns are messages,"
         " translation.en, translation.ro, score; did you mean 'translation.ro'?"
     )
@@ -107,8 +96,8 @@ def test_lists_and_dicts_of_json_keep_their_types_and_a_dot_names_a_key(tmp_path
 @pytest.mark.parametrize("ending", ["txt", "tokens"])
 def test_a_text_file_has_a_row_for_each_line(tmp_path: Path, ending: str) -> None:
     (tmp_path / f"wiki.{ending}").write_text(" = Oslo = \n\nIt rains .\n", encoding="utf-8")
-    both = {"train": f"wiki.{ending}", "validation": f"wiki.{ending}"}
-    assert loaded({"files": both}, {"text": "text"})["train"].dataset["text"][:] == [" = Oslo = ", "", "It rains ."]
+    rows = loaded(both(f"wiki.{ending}"), {"text": "text"})["train"].dataset
+    assert rows["text"][:] == [" = Oslo = ", "", "It rains ."]
 
 
 def test_further_splits_are_read_and_cut_as_validation_is(tmp_path: Path) -> None:
@@ -125,8 +114,6 @@ def content(rows: Rows, role: str) -> bytes:
 
 
 def test_images_and_sound_of_a_folder_stay_undecoded(tmp_path: Path) -> None:
-    from PIL import Image
-
     for split in ("train", "test"):
         for kind in ("cat", "dog"):
             (tmp_path / "animals" / split / kind).mkdir(parents=True)
@@ -150,9 +137,7 @@ def test_images_and_sound_of_a_folder_stay_undecoded(tmp_path: Path) -> None:
     assert content(found["validation"], "audio") == b"RIFF2"
     assert found["validation"].textual
     (tmp_path / "speech" / "val" / "metadata.csv").write_text("file,text\ntwo.wav,you\n", encoding="utf-8")
-    with pytest.raises(UserError) as raised:
-        loaded({"folder": "speech"}, {"audio": "audio", "text": "text"})
-    assert str(raised.value) == snapshot(
+    assert refusal({"folder": "speech"}, {"audio": "audio", "text": "text"}) == snapshot(
         "speech/val/metadata.csv: there is no column file_name, which names the files; the columns are file, text"
     )
 
@@ -170,9 +155,7 @@ def test_a_folder_without_images_or_sound_is_refused(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / "texts" / split).mkdir(parents=True)
         (tmp_path / "texts" / split / "a.txt").write_text("a", encoding="utf-8")
-    with pytest.raises(UserError) as raised:
-        loaded({"folder": "texts"}, {"image": "image"})
-    assert str(raised.value) == snapshot(
+    assert refusal({"folder": "texts"}, {"image": "image"}) == snapshot(
         "texts/train: holds neither images nor sound; allowed: a folder for each class with files in it"
     )
 
@@ -187,17 +170,14 @@ def test_a_csv_is_read_with_what_separates_the_names_of_its_first_line(
 ) -> None:
     text = 'text|label\n"one; two, and\tthree"|good\nnone|bad\n'.replace("|", separator)
     (tmp_path / "a.csv").write_text(text, encoding=encoding)
-    rows = loaded({"files": {"train": "a.csv", "validation": "a.csv"}}, TWO)["train"].dataset
+    rows = loaded(both("a.csv"), TWO)["train"].dataset
     assert rows[:] == {"text": ["one; two, and\tthree", "none"], "label": ["good", "bad"]}
 
 
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (
-            b'text,label\nfine,good\n"open,bad\n',
-            "a quotation mark that opens in row 2 is never closed; next: close it",
-        ),
+        (b'text,label\nfine,good\n"open,bad\n', "a quotation mark that opens in row 2 is never closed; next: close it"),
         (
             b"text,label\n" + 3000 * b"all is plain,good\n" + b"caf\xe9,bad\n",
             "is not UTF-8 text (byte 54014); next: iconv -f latin1 -t utf-8 a.csv > new.csv",
@@ -211,16 +191,12 @@ def test_a_csv_is_read_with_what_separates_the_names_of_its_first_line(
 )
 def test_a_broken_csv_is_told_in_our_words(tmp_path: Path, content: bytes, line: str) -> None:
     (tmp_path / "a.csv").write_bytes(content)
-    with pytest.raises(UserError) as raised:
-        loaded({"files": {"train": "a.csv", "validation": "a.csv"}}, TWO)
-    assert str(raised.value) == f"a.csv: {line}"
+    assert refusal(both("a.csv"), TWO) == f"a.csv: {line}"
 
 
 def test_too_few_rows_to_hold_some_out_are_refused_with_the_way_on(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\na,0\nb,1\nc,0\n", encoding="utf-8")
-    with pytest.raises(UserError) as raised:
-        loaded({"files": {"train": "a.csv"}, "hold_out": 0.1}, TWO)
-    assert str(raised.value) == snapshot(
+    assert refusal({"files": {"train": "a.csv"}, "hold_out": 0.1}, TWO) == snapshot(
         "a.csv: data.hold_out=0.1 of 3 rows leaves one split without rows; next: more rows, or a separate"
         " validation split"
     )

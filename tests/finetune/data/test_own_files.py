@@ -2,73 +2,46 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
 from pathlib import Path
 
+import datasets
 import pytest
 from inline_snapshot import snapshot
 from pydantic import ValidationError
 
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.recipe.schema import Data
 from hf_mps.finetune.tasks import token_classification
 from tests.finetune.readers import both, loaded, refusal
 
+pytestmark = pytest.mark.usefixtures("in_own_folder")
+
 TWO = {"text": "text", "label": "label"}
 PLAIN = "text,label\nfine,good\nbroken,bad\n"
 READ = {"text": ["fine", "broken"], "label": ["good", "bad"]}
-
-
-@pytest.fixture(autouse=True)
-def _here(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+FIT = "and the header 2; allowed: as many in each, a text with a separator inside in quotation marks"
 
 
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (
-            "text,label\nwell, good,1\nnow, then,0\n",
-            "row 1 (line 2) has 3 fields and the header 2; allowed: as many in each, a text with a separator inside in"
-            " quotation marks",
-        ),
-        (
-            "text,label\na, b,1\nc,0\nd,1\n",
-            "row 1 (line 2) has 3 fields and the header 2; allowed: as many in each, a text with a separator inside in"
-            " quotation marks",
-        ),
-        (
-            'text,label\n"two\nlines",1\nc,0,0\n',
-            "row 2 (line 4) has 3 fields and the header 2; allowed: as many in each, a text with a separator inside in"
-            " quotation marks",
-        ),
-        (
-            "text,label\nfine\nbad,1\n",
-            "row 1 (line 2) has 1 field and the header 2; allowed: as many in each, a text with a separator inside in"
-            " quotation marks",
-        ),
+        ("text,label\nwell, good,1\nnow, then,0\n", f"row 1 (line 2) has 3 fields {FIT}"),
+        ("text,label\na, b,1\nc,0\nd,1\n", f"row 1 (line 2) has 3 fields {FIT}"),
+        ('text,label\n"two\nlines",1\nc,0,0\n', f"row 2 (line 4) has 3 fields {FIT}"),
+        ("text,label\nfine\nbad,1\n", f"row 1 (line 2) has 1 field {FIT}"),
         (
             "text,label\nfine,1\nbro",
             "the file ends in the middle of row 2, which has 1 field and the header 2; next: fetch it again",
         ),
         ("text,label\nfi\0ne,1\n", "line 2 holds a NUL character; allowed: text without, saved as UTF-8"),
-        (
-            'text,"label\nfine,1\n',
-            "a quotation mark that opens in the first line is never closed; next: close it",
-        ),
+        ('text,"label\nfine,1\n', "a quotation mark that opens in the first line is never closed; next: close it"),
         ("\n\n", "its first line names no columns; allowed: a name for each"),
     ],
-    ids=[
-        "every row is longer",
-        "the first is longer",
-        "a row after one of two lines",
-        "shorter",
-        "cut off",
-        "NUL",
-        "header",
-        "blank",
-    ],
+    ids=["all longer", "the first longer", "after one of two lines", "shorter", "cut off", "NUL", "header", "blank"],
 )
 def test_a_csv_whose_rows_do_not_fit_its_header_is_refused_with_the_row_and_both_counts(
     content: str, line: str
@@ -92,8 +65,6 @@ def test_a_csv_that_pandas_wrote_with_its_index_is_read() -> None:
 
 
 def test_a_csv_with_a_field_of_megabytes_is_read_and_the_process_keeps_its_limit() -> None:
-    import csv
-
     before = csv.field_size_limit()
     long = "word " * 100_000
     Path("a.csv").write_text(f"text,label\n{long},good\nb,bad\n", encoding="utf-8")
@@ -127,8 +98,6 @@ def test_a_csv_without_a_header_has_numbers_for_columns(tmp_path: Path) -> None:
 
 
 def test_a_column_is_named_by_its_number_on_the_command_line() -> None:
-    from hf_mps.finetune.recipe.resolve import load_recipe
-
     said = load_recipe("text-classification", ["data.train=ag.csv", "data.header=false", "data.text=2", "data.label=0"])
     assert said.recipe.data.columns.roles() == {"text": "2", "label": "0"}
     words = ["data.train=a.csv", "data.header=false", "data.context=1", "data.start=null", "data.label=0"]
@@ -171,8 +140,6 @@ def test_a_name_is_no_pattern_and_its_ending_may_be_in_capitals(name: str) -> No
 
 @pytest.mark.parametrize("ending", ["json", "JSONL", "parquet"])
 def test_a_pattern_in_a_name_is_no_pattern_in_other_formats_either(ending: str) -> None:
-    import datasets
-
     made = datasets.Dataset.from_dict(READ)
     name = f"a[1].{ending}"
     made.to_parquet(name) if ending == "parquet" else made.to_json(name)
@@ -184,15 +151,9 @@ def test_a_pattern_in_a_name_is_no_pattern_in_other_formats_either(ending: str) 
     [
         ('{"text": "a", "label": 1}\n{"text": 2, "label": 1}\n', "row 2: 'text' is a number, and in row 1 a text;"),
         ('{"text": "a", "label": 1}\n{"text": "b", "la', "line 2 is no JSON: Unterminated string"),
-        (
-            '{"text": "a", "label": ' + "9" * 5000 + "}\n",
-            "line 1 is no JSON: Exceeds",
-        ),
+        ('{"text": "a", "label": ' + "9" * 5000 + "}\n", "line 1 is no JSON: Exceeds"),
         ('{"text": "a", "label": ' + "9" * 40 + "}\n", "row 1: 'label' holds an integer of more than 64 bits;"),
-        (
-            '{"text": "a", "label": ' + "[" * 900 + "]" * 900 + "}\n",
-            "row 1: 'label' is nested more than 32 deep;",
-        ),
+        ('{"text": "a", "label": ' + "[" * 900 + "]" * 900 + "}\n", "row 1: 'label' is nested more than 32 deep;"),
         ("[" * 100_000 + "\n", "line 1 is no JSON: its values are nested too deep; next: write"),
         ("[1, 2]\n", "row 1 is a list; allowed: an object with the columns as its keys"),
         ('{"text": "\\ud800", "label": 1}\n', "row 1: 'text' holds half of a surrogate pair, which is no text;"),

@@ -12,6 +12,7 @@ from datasets import Dataset
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.run import run_dir
 from hf_mps.finetune.tasks.text_classification import Data
 
@@ -73,8 +74,6 @@ def test_more_rows_than_there_are_is_refused_in_one_line() -> None:
 
 
 def test_no_table_of_the_recipes_folder_is_without_a_word_on_where_it_comes_from() -> None:
-    from hf_mps.finetune.recipe import catalogue
-
     folder: Path = catalogue.folder() / "data"
     told = (folder / "README.md").read_text(encoding="utf-8")
     assert [path.name for path in folder.glob("*.tsv") if f"`{path.name}`" not in told] == []

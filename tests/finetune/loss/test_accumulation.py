@@ -5,20 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
+import torch
 
 from hf_mps.finetune.loss import deferred_head
 from tests.finetune import builders
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
-
-
 def accumulating(models: Path, folder: Path, architecture: str, task: str) -> Any:
-    import datasets
-
     datasets.config.HF_DATASETS_CACHE = folder / "cache"
     text = folder / "text.txt"
     text.write_text("\n".join(builders.TEXTS * 4), encoding="utf-8")
@@ -30,8 +25,6 @@ def accumulating(models: Path, folder: Path, architecture: str, task: str) -> An
 
 @pytest.fixture
 def _cache_as_before() -> Any:
-    import datasets
-
     before = datasets.config.HF_DATASETS_CACHE
     yield
     datasets.config.HF_DATASETS_CACHE = before
@@ -61,8 +54,6 @@ def test_a_model_that_is_not_yet_where_it_trains_is_tried_where_it_is(models: Pa
 
 @pytest.mark.usefixtures("_cache_as_before")
 def test_a_head_that_knows_it_is_left_alone(models: Path, tmp_path: Path) -> None:
-    import torch
-
     trainer = accumulating(models, tmp_path, "qwen3", "causal-lm")
     trainer.model.train()
     drawn = torch.get_rng_state()

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as t
 from inline_snapshot import snapshot
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
 from hf_mps.finetune.loss import chunked, deferred_head
 from hf_mps.finetune.loss.chunked import TiedEmbedding, TiedGradient
@@ -29,8 +31,6 @@ def _small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 def architectures() -> dict[str, Any]:
     """Models that take their loss in chunks, by what is particular about them."""
-    import transformers as t
-
     return {
         "plain head": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SIZE)),
         "tied": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SIZE, tie_word_embeddings=True)),
@@ -180,7 +180,6 @@ def test_a_copy_of_the_model_stands_on_its_own() -> None:
 
 
 def test_what_cannot_be_taken_in_chunks_is_left_alone_with_the_reason() -> None:
-    import transformers as t
     from peft import LoraConfig, get_peft_model
 
     lora = get_peft_model(made("llama"), LoraConfig(target_modules=["lm_head"], r=2))
@@ -263,8 +262,6 @@ def test_it_goes_backward_once_and_without_gradients_keeps_nothing() -> None:
 
 def trained(model: Any, folder: Path, **said: Any) -> tuple[Any, dict[str, float]]:
     """`model` after four steps of Trainer on the device mps, and its evaluation."""
-    from transformers import Trainer, TrainingArguments
-
     draw = torch.Generator().manual_seed(2)
     rows = [{"input_ids": ids, "labels": ids.clone()} for ids in torch.randint(1, WORDS, (16, 12), generator=draw)]
     for place, row in enumerate(rows):
@@ -316,8 +313,6 @@ def test_lora_trains_with_it_and_the_head_stays_frozen(tmp_path: Path) -> None:
 def test_a_step_holds_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     if simulator.loaded() is None:
         pytest.skip("needs the simulated device: Metal has no call for a peak")
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     words, tokens = 20_000, 256
     monkeypatch.setattr(chunked, "CHUNK_BYTES", 16 * 4 * words)
     size = {**SIZE, "vocab_size": words, "max_position_embeddings": tokens, "tie_word_embeddings": True}

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy
 import pytest
 from inline_snapshot import snapshot
@@ -14,6 +15,7 @@ from PIL import Image
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import images
+from tests.refusals import refusal
 
 
 def opened(image: Any, kind: str = "PNG", **settings: Any) -> Any:
@@ -24,8 +26,6 @@ def opened(image: Any, kind: str = "PNG", **settings: Any) -> Any:
 
 
 def pixels(content: bytes) -> Any:
-    import datasets
-
     rows = Rows(datasets.Dataset.from_dict({"image": [{"bytes": content, "path": "a.png"}]}), "a.parquet")
     found = images.opened(rows, 0)
     assert found.mode == "RGB"
@@ -83,10 +83,8 @@ def test_what_is_transparent_stands_on_white_whatever_colour_it_hides() -> None:
     ],
 )
 def test_numbers_that_are_no_brightness_are_refused(image: Any, line: str) -> None:
-    with pytest.raises(UserError) as raised:
-        opened(image, "TIFF")
     assert (
-        str(raised.value)
+        refusal(opened, image, "TIFF")
         == f"a.parquet: row 1: image a.png cannot be decoded: {line}; next: save it again, or leave it out"
     )
 
@@ -94,14 +92,10 @@ def test_numbers_that_are_no_brightness_are_refused(image: Any, line: str) -> No
 def test_an_image_of_more_pixels_than_pillow_opens_is_refused_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import datasets
-
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)  # the error comes at twice as many
     Image.new("L", (20, 20)).save(tmp_path / "big.png")
     rows = Rows(datasets.Dataset.from_dict({"image": ["big.png"]}), "train.csv", folder=tmp_path)
-    with pytest.raises(UserError) as raised:
-        images.refuse_missing(rows)
-    assert str(raised.value) == snapshot(
+    assert refusal(images.refuse_missing, rows) == snapshot(
         "train.csv: row 1: image big.png has more than the 0 million pixels that Pillow opens; next: save it smaller"
     )
 

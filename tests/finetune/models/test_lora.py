@@ -6,30 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
+from transformers import AutoModelForCausalLM
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import lora
 from hf_mps.finetune.models.lora import Lora
-from tests.finetune import builders
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builders.model(tmp_path_factory.mktemp("models"), "qwen3")
 
 
 @pytest.fixture
-def model(place: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(place)
+def model(qwen3: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(qwen3)
 
 
 def disturb(adapted: Any) -> None:
     """Give the adapters weights as if they had been trained; they begin as a change of nothing."""
-    import torch
-
     torch.manual_seed(3)
     for name, weight in adapted.named_parameters():
         if ".lora_B." in name:
@@ -39,7 +31,7 @@ def disturb(adapted: Any) -> None:
 class Holder:
     """What `lora.save` asks of a trainer."""
 
-    def __init__(self, model: Any, place: Path) -> None:
+    def __init__(self, model: Any, place: str) -> None:
         from transformers import AutoTokenizer
 
         self.model = model
@@ -51,8 +43,6 @@ class Holder:
 
 
 def test_every_linear_layer_but_the_output_layer_carries_an_adapter(model: Any) -> None:
-    import torch
-
     linear = {name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)} - {"lm_head"}
     adapted, choice = lora.apply(model, Lora(r=4), "CAUSAL_LM")
     carrying = {
@@ -85,10 +75,8 @@ def test_a_layer_that_is_not_there_is_refused_even_beside_one_that_is(model: Any
 
 
 @pytest.mark.parametrize("export", ["merged", "adapter"])
-def test_the_saved_model_answers_as_the_adapted_one(model: Any, place: Path, tmp_path: Path, export: str) -> None:
-    import torch
+def test_the_saved_model_answers_as_the_adapted_one(model: Any, qwen3: str, tmp_path: Path, export: str) -> None:
     from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM
 
     ids = torch.arange(5, 25)[None]
     with torch.no_grad():
@@ -98,7 +86,7 @@ def test_the_saved_model_answers_as_the_adapted_one(model: Any, place: Path, tmp
         disturb(adapted)
         wanted = adapted.eval()(input_ids=ids).logits
         assert not torch.allclose(wanted, plain, atol=1e-2)
-        lora.save(Holder(adapted, place), tmp_path, said)
+        lora.save(Holder(adapted, qwen3), tmp_path, said)
         kind = AutoModelForCausalLM if export == "merged" else AutoPeftModelForCausalLM
         loaded = kind.from_pretrained(tmp_path).eval()
         torch.testing.assert_close(loaded(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-5)
@@ -116,15 +104,12 @@ def test_a_snippet_is_needed_for_an_adapter_alone() -> None:
     assert words.splitlines()[0] == snapshot("from peft import AutoPeftModelForSeq2SeqLM")
 
 
-def test_checkpointed_blocks_give_the_adapters_the_same_gradients(place: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
+def test_checkpointed_blocks_give_the_adapters_the_same_gradients(qwen3: str) -> None:
     ids = torch.arange(5, 25)[None]
     gradients = []
     for checkpointed in (False, True):
         torch.manual_seed(2)  # half of an adapter begins at random
-        loaded = AutoModelForCausalLM.from_pretrained(place)
+        loaded = AutoModelForCausalLM.from_pretrained(qwen3)
         adapted, _ = lora.apply(loaded, Lora(r=4), "CAUSAL_LM", checkpointed=checkpointed)
         disturb(adapted)
         if checkpointed:

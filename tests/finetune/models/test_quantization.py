@@ -16,6 +16,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.models import checkpoint, quantization
 from hf_mps.metal.device import precision
 from tests.finetune import builders
+from tests.refusals import refusal
 
 pytest.importorskip("bitsandbytes")
 
@@ -218,9 +219,7 @@ def test_the_header_says_what_makes_whole_weights_on_metal(
     ],
 )
 def test_a_checkpoint_that_is_quantized_already_is_refused(stored: dict[str, Any], kind: str | None, line: str) -> None:
-    with pytest.raises(UserError) as raised:
-        quantization.refuse_stored("M", stored, kind)
-    assert str(raised.value) == line
+    assert refusal(quantization.refuse_stored, "M", stored, kind) == line
 
 
 def test_one_that_is_quantized_as_the_recipe_says_is_read_as_it_is(place: Path, tmp_path: Path) -> None:

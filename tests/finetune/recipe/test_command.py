@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
-from hf_mps.finetune.recipe import catalogue
+from hf_mps.finetune.recipe import catalogue, training_section
 from tests.finetune import tiny
 from tests.finetune.tiny import Command
 
@@ -119,8 +118,6 @@ def test_a_metric_that_the_rows_decide_on_is_not_refused_unread(desk: Path, caps
 
 
 def test_the_projects_recipes_are_valid_without_an_extra(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.recipe import training_section
-
     found = training_section.find_spec
     monkeypatch.setattr(
         training_section, "find_spec", lambda name: None if name in ("sentence_transformers", "trl") else found(name)
@@ -173,11 +170,7 @@ def test_validate_goes_through_every_recipe_and_tells_the_good_ones(desk: Path, 
         ("hf-mps finetune glue/m", 2, {"glue/mnli", "glue/mrpc"}),
         ("hf-mps recipes show quick", 3, {"quickstart"}),
         ("hf-mps finetune glue/mrpc training.learning_r", 3, {"training.learning_rate="}),
-        (
-            "hf-mps finetune glue/mrpc data.columns.",
-            3,
-            {f"data.columns.{name}=" for name in ("text", "text_pair", "label")},
-        ),
+        ("hf-mps finetune glue/mrpc data.columns.", 3, COLUMNS),
     ],
 )
 def test_the_shell_completes_recipes_and_keys(
@@ -209,23 +202,6 @@ def test_data_of_ones_own_needs_no_file_of_keys(desk: Path, finetune: Command) -
     ended = finetune("text-classification", *words).finished()
     assert "58 + 6 rows" in ended.out  # a tenth is held out where no validation file is given
     assert (desk / "runs/text-classification/config.json").is_file()
-
-
-def test_a_short_name_that_is_no_column_of_the_task_is_refused(desk: Path, finetune: Command) -> None:
-    ended = finetune("my.yaml", "data.txet=first")
-    assert ended.code == 2
-    assert ended.err.startswith("hf-mps: command line: data.txet is not a key here; allowed: hub, ")
-
-
-def test_listing_and_showing_import_nothing_heavy(run_python: Callable[..., object]) -> None:
-    heavy = ("torch", "transformers", "datasets", "numpy", "rich", "hf_mps.finetune.recipe.schema")
-    code = (
-        "import sys; from hf_mps.cli.main import main; main(['recipes', 'list']);"
-        "main(['recipes', 'show', 'quickstart']);"
-        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
-    )
-    ended = run_python("-c", code)
-    assert ended.stderr == "[]\n"  # type: ignore[attr-defined]
 
 
 def test_the_command_installs_its_completion(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:

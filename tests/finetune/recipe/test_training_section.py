@@ -6,6 +6,9 @@ import dataclasses
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import SchedulerType, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.training_args import OptimizerNames
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import training_section
@@ -14,16 +17,10 @@ ALL_FIELDS = "next, to see all: hf-mps recipes keys RECIPE"
 
 
 def test_the_parsed_fields_are_those_of_the_real_class() -> None:
-    from transformers import TrainingArguments
-
     assert list(training_section.fields()) == [field.name for field in dataclasses.fields(TrainingArguments)]
 
 
 def test_listed_values_are_those_of_the_real_enums() -> None:
-    from transformers import SchedulerType
-    from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-    from transformers.training_args import OptimizerNames
-
     known = training_section.fields()
     for name, enum in (
         ("lr_scheduler_type", SchedulerType),
@@ -35,8 +32,6 @@ def test_listed_values_are_those_of_the_real_enums() -> None:
 
 
 def test_every_default_of_the_real_class_is_accepted() -> None:
-    from transformers import TrainingArguments
-
     defaults = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     plain = {
         name: value
@@ -77,6 +72,12 @@ def test_a_removed_name_gets_its_replacement_named(key: str, instead: str) -> No
         ("num_train_epochs", 0, "is 0; allowed: a number above 0"),
         ("per_device_train_batch_size", 2.5, "is 2.5; allowed: a whole number"),
         ("per_device_train_batch_size", 0, "is 0; allowed: 1 or more"),
+        ("max_steps", 0, "is 0; allowed: 1 or more, or -1 for as many as num_train_epochs has"),
+        ("max_steps", -7, "is -7; allowed: 1 or more, or -1 for as many as num_train_epochs has"),
+        ("label_smoothing_factor", 2, "is 2; allowed: 0 or more and less than 1"),
+        ("adam_beta1", 1, "is 1; allowed: 0 or more and less than 1"),
+        ("adam_beta2", 1, "is 1; allowed: 0 or more and less than 1"),
+        ("adam_epsilon", -1e-08, "is -1e-08; allowed: 0 or more"),
         ("bf16", "yes", "is 'yes'; allowed: true or false"),
         ("eval_strategy", "epochs", "is 'epochs'; allowed: no, steps, epoch; did you mean 'epoch'?"),
         ("eval_strategy", True, "is True; allowed: no, steps, epoch"),

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_mps.core.choice import Choice
+from hf_mps.finetune.report.results import card
 from hf_mps.metal.kernels.coverage import Coverage
 from tests.finetune.records import a_record
 
 
 def model_card(**changes: Any) -> ModelCard:
-    from hf_mps.finetune.report.results import card
-
     return ModelCard(card(a_record(**changes)))
 
 
@@ -93,8 +93,6 @@ def fenced(text: str, language: str) -> str:
 def test_the_snippet_is_three_lines_that_load_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minilm: Path
 ) -> None:
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-
     AutoTokenizer.from_pretrained(minilm).save_pretrained(tmp_path)
     small = AutoConfig.from_pretrained(minilm, num_hidden_layers=1)
     AutoModelForSequenceClassification.from_config(small).save_pretrained(tmp_path)

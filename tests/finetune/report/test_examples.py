@@ -6,6 +6,7 @@ import json
 import struct
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -115,10 +116,9 @@ def test_generated_pictures_and_masks_change_no_number(
 def test_what_cannot_be_drawn_is_told_and_the_training_goes_on(
     scenes: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(scenes: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("hf_mps.finetune.report.pictures.boxes", broken)
+    monkeypatch.setattr(
+        "hf_mps.finetune.report.pictures.boxes", Mock(side_effect=OSError(28, "No space left on device"))
+    )
     ended = finetune("my.yaml", "training.max_steps=2")
     assert ended.code == 0
     told = "hf-mps: an evaluation's examples is left out: no space is left on the disk; the training goes on"
@@ -177,10 +177,7 @@ print(sorted(file.suffix for file in Path("wandb").glob("offline-run*/files/medi
 }
 KINDS = {
     "trackio": (["trackio.image"] * 2, ["trackio.table"] * 2),
-    "mlflow": (
-        [f"examples/step-00000{step}.png" for step in (2, 4)],
-        [f"examples/step-00000{n}.csv" for n in (3, 6)],
-    ),
+    "mlflow": ([f"examples/step-00000{step}.png" for step in (2, 4)], [f"examples/step-00000{n}.csv" for n in (3, 6)]),
     "wandb": ([".png"] * 2, [".json"] * 2),
 }
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import matplotlib
 import numpy
 import pytest
-from matplotlib import image
+from matplotlib import image, pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from hf_mps.finetune.report import RunRecord
 from hf_mps.finetune.report.plot import column, draw, smoothed
@@ -24,8 +27,6 @@ def picture(png: bytes) -> Any:
 
 
 def panel_titles(monkeypatch: pytest.MonkeyPatch, record: RunRecord) -> list[str]:
-    from matplotlib.axes import Axes
-
     titles: list[str] = []
     set_title = Axes.set_title
     monkeypatch.setattr(
@@ -58,8 +59,6 @@ def test_nothing_is_cut_off_at_the_pages_edge() -> None:
 def test_a_picture_of_a_simulated_run_says_so_beside_the_device_the_throughput_and_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from matplotlib.figure import Figure
-
     written: list[str] = []
     text = Figure.text
     monkeypatch.setattr(
@@ -106,9 +105,6 @@ def test_the_same_run_draws_the_same_bytes() -> None:
 
 
 def test_drawing_leaves_the_users_matplotlib_as_it_was() -> None:
-    import matplotlib
-    from matplotlib import pyplot
-
     with matplotlib.rc_context({"axes.facecolor": "red", "font.size": 30}):
         before = dict(matplotlib.rcParams)
         page = picture(draw(a_record()))

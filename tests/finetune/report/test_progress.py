@@ -124,11 +124,7 @@ def test_arrows_are_plain_where_the_output_is_not_utf_8(encoding: str) -> None:
     out = Piped(encoding)
     Run(out).begin().steps(1).log(loss=0.5).steps(1).log(loss=0.4).steps(1).log(loss=0.6)
     assert [line[:27] for line in out.lines()] == snapshot(
-        [
-            "step   1/345  loss  0.5000 ",
-            "step   2/345  loss  0.4000 ",
-            "step   3/345  loss  0.6000 ",
-        ]
+        ["step   1/345  loss  0.5000 ", "step   2/345  loss  0.4000 ", "step   3/345  loss  0.6000 "]
     )
     assert [line[27] for line in out.lines()] == [" ", "v", "^"]
     assert out.getvalue().isascii()
@@ -216,14 +212,9 @@ def test_a_terminal_has_colours_a_bar_while_training_and_its_cursor_back_after(t
 
 def test_a_ctrl_c_gives_the_cursor_back(terminal: Terminal) -> None:
     run = Run(terminal)
-
-    def interrupted() -> None:
-        with run.lines:
-            run.begin().steps(1)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    with pytest.raises(KeyboardInterrupt), run.lines:  # noqa: PT012
+        run.begin().steps(1)
+        raise KeyboardInterrupt
     assert terminal.getvalue().count("\x1b[?25h") == 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -124,12 +123,3 @@ def test_the_closing_table_is_drawn_on_a_terminal_and_a_missed_expectation_is_re
         ]
     )
     assert "\x1b[1;31mf1 at least 0.9 and at most 0.95: missed" in terminal.getvalue()
-
-
-def test_a_header_needs_neither_torch_nor_transformers(run_python: Callable[..., Any]) -> None:
-    program = (
-        "import sys; from hf_mps.finetune.report.screen import header; header([('a', 1, 'b')], title='hf_mps')\n"
-        "print([name for name in ('torch', 'transformers', 'rich', 'numpy') if name in sys.modules])"
-    )
-    done = run_python("-c", program, env={"HF_MPS": "0"})
-    assert done.stdout == "hf_mps\n  a  1  b\n[]\n", done.stderr

@@ -10,8 +10,10 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import report
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.report.predictions import Written, only_answer
 from hf_mps.finetune.report.results import doubt
+from hf_mps.finetune.run.record import closing_table
 from tests.finetune.records import a_record
 
 
@@ -37,6 +39,12 @@ def test_a_run_that_has_learnt_says_nothing() -> None:
     assert doubt(a_record(metrics={"f1": float("nan")}, baseline=None)) is None
 
 
+NO_BETTER = snapshot(
+    "f1 0.8100 is no better than the baseline (0.8100), which always answers 1, the label of 67.4% of the training rows"
+    "; next: more training.num_train_epochs, another training.learning_rate, or more rows"
+)
+
+
 @pytest.mark.parametrize(
     ("changes", "answer", "said"),
     [
@@ -53,22 +61,8 @@ def test_a_run_that_has_learnt_says_nothing() -> None:
                 " training.num_train_epochs, another training.learning_rate, or more rows"
             ),
         ),
-        (
-            {"metrics": {"f1": 0.81}},
-            None,
-            snapshot(
-                "f1 0.8100 is no better than the baseline (0.8100), which always answers 1, the label of 67.4% of the"
-                " training rows; next: more training.num_train_epochs, another training.learning_rate, or more rows"
-            ),
-        ),
-        (
-            {"metrics": {"f1": 0.81004}},  # which is shown as 0.8100 too
-            None,
-            snapshot(
-                "f1 0.8100 is no better than the baseline (0.8100), which always answers 1, the label of 67.4% of the"
-                " training rows; next: more training.num_train_epochs, another training.learning_rate, or more rows"
-            ),
-        ),
+        ({"metrics": {"f1": 0.81}}, None, NO_BETTER),
+        ({"metrics": {"f1": 0.81004}}, None, NO_BETTER),  # which is shown as 0.8100 too
         (
             {"log_history": scores(0.9, 0.8821)},
             None,
@@ -82,18 +76,12 @@ def test_it_says_what_is_wrong_and_what_to_try(changes: dict[str, Any], answer: 
     assert doubt(a_record(**changes), answer) == said
 
 
-def test_the_line_is_in_results_and_card(tmp_path: Path) -> None:
+def test_the_line_is_in_results_card_and_closing_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = a_record()
     report.write(tmp_path, record, lambda: Written([], "1"))
     assert record.doubt is not None
     assert report.results(record)["doubt"] == record.doubt
     assert f"**To look at:** {record.doubt}." in (tmp_path / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_line_is_in_the_closing_table(capsys: pytest.CaptureFixture[str]) -> None:
-    from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.run.record import closing_table
-
     closing_table(load_recipe("glue/mrpc"), a_record(doubt="every reward was 0"), [Path("run")])
     assert "verdict" in (shown := capsys.readouterr().out)
     assert "every reward was 0" in shown

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.rewards import choose
 from hf_mps.finetune.rewards.choose import Reward, ScoreError
+from tests.refusals import refusal
 
 HERE = "tests.finetune.rewards.functions"
 ROWS = [{"prompt": [{"role": "user", "content": f"{number} + 1?"}], "answer": str(number + 1)} for number in range(2)]
@@ -128,9 +129,7 @@ def test_what_is_no_reward_is_refused_in_one_line(name: str, problem: str) -> No
 
 
 def test_a_function_of_anybody_is_refused_unless_the_user_agrees() -> None:
-    with pytest.raises(UserError) as raised:
-        choose.choose([Reward(name="subprocess.getoutput", answer_as="cmd")], ROWS)
-    assert str(raised.value) == snapshot(
+    assert refusal(choose.choose, [Reward(name="subprocess.getoutput", answer_as="cmd")], ROWS) == snapshot(
         "rewards has 'subprocess.getoutput', which would be imported and called on this machine; allowed without a word"
         " of yours: exact, normalised, number, length, format, trl.rewards.NAME, and what packages declare as"
         " hf_mps.rewards; next, where you trust it: trust_reward_code=true on the command line"

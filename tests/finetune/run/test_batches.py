@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from torch.utils.data import BatchSampler, SequentialSampler
 
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
@@ -17,7 +18,6 @@ from hf_mps.finetune.run import failures
 def loader_length(rows: int, batch: int, processes: int, drop_last: bool) -> int:
     """What accelerate gives the last of the processes."""
     from accelerate.data_loader import BatchSamplerShard
-    from torch.utils.data import BatchSampler, SequentialSampler
 
     drawn = BatchSampler(SequentialSampler(range(rows)), batch, drop_last)
     shard = BatchSamplerShard(drawn, processes, processes - 1, even_batches=True)

@@ -74,8 +74,9 @@ def refusing(path: str, error: int, kind: str = "WRITES") -> dict[str, str]:
 
 @pytest.mark.process
 def test_a_disk_that_fails_wherever_a_run_writes_ends_it_in_one_line_whose_command_goes_on(desk: Path) -> None:
-    full, read_only, denied = 28, 30, 13
+    full, read_only, denied, too_large = 28, 30, 13, 27
     faults = {
+        "first": refusing("checkpoint-2", too_large, "MAKES"),
         "checkpoint": refusing("checkpoint-4", read_only, "MAKES"),
         "weights": refusing("weights/.saving/", full),
         "record": refusing("results.json", full),
@@ -96,6 +97,13 @@ def test_a_disk_that_fails_wherever_a_run_writes_ends_it_in_one_line_whose_comma
     assert {name: (run["code"], run["line"]) for name, run in ended.items()} == snapshot(
         {
             "whole": (0, ""),
+            "first": (
+                1,
+                "hf-mps: a file grew over the limit for one file: first/checkpoint-2; no checkpoint was written yet;"
+                " next: ulimit -f unlimited, then hf-mps finetune my.yaml output_dir=first optimizations=false"
+                " training.max_steps=4 training.save_strategy=steps training.save_steps=2"
+                " training.load_best_model_at_end=false\n",
+            ),
             "checkpoint": (
                 1,
                 "hf-mps: the disk is read-only: checkpoint/checkpoint-4; kept: checkpoint/checkpoint-2; next: make"
@@ -126,10 +134,12 @@ def test_a_disk_that_fails_wherever_a_run_writes_ends_it_in_one_line_whose_comma
         }
     )
     assert {name: run["after"] for name, run in ended.items()} == dict.fromkeys(ended, 0)
+    assert ended["first"]["left"] == []
     checkpoints = {name: [file for file in run["left"] if "checkpoint" in file] for name, run in ended.items()}
     assert checkpoints == snapshot(
         {
             "whole": ["checkpoint-2", "checkpoint-4"],
+            "first": [],
             "checkpoint": ["checkpoint-2"],
             "weights": ["checkpoint-2", "checkpoint-4"],
             "record": ["checkpoint-2", "checkpoint-4"],
@@ -242,9 +252,9 @@ def test_a_run_that_ends_while_a_second_one_loads_is_not_trained_over(
         return stock(*given)
 
     monkeypatch.setattr(stages, "prepare_run", overtaken)
-    assert finetune(*words).refused() == snapshot(
-        "runs/my: another run has written into it meanwhile; next: the same command again"
-    )
+    ended = finetune(*words)
+    told = "hf-mps: runs/my: another run has written into it meanwhile; next: the same command again\n"
+    assert (ended.code, ended.err) == (2, told)
     ended = finetune(*words)
     assert ended.code == 0
     assert "runs/my holds this recipe's finished run" in ended.out

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from inline_snapshot import snapshot
 
@@ -17,6 +18,7 @@ from hf_mps.tools.dryrun import preview
 from hf_mps.tools.saved.run import open_run
 from tests.finetune import tiny
 from tests.finetune.tiny import Command, Ended
+from tests.refusals import refusal
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +44,6 @@ def refused(ended: Ended, line: str) -> None:
 
 def put(desk: Path, files: dict[str, str | bytes | list[dict[str, Any]]]) -> None:
     """Write files of text, bytes or rows."""
-    import datasets
-
     for name, content in files.items():
         path = desk / name
         if isinstance(content, str):
@@ -222,9 +222,7 @@ def test_a_model_that_the_hub_does_not_give_is_asked_for_once(monkeypatch: pytes
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
-    with pytest.raises(UserError) as raised:
-        checkpoint.resolve("nobody/nothing").refuse_absent()
-    assert (asked, str(raised.value)) == (
+    assert (asked, refusal(checkpoint.resolve("nobody/nothing").refuse_absent)) == (
         ["nobody/nothing"],
         snapshot(
             "model nobody/nothing cannot be fetched from the hub: no route to host; next: hf download"

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import datasets
 import pytest
 from inline_snapshot import snapshot
+from transformers import ByT5Tokenizer
 
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.models.checkpoint import VOCABULARY
 from tests.finetune import tiny
 from tests.finetune.tiny import Command
+from tests.refusals import refusal
 
 
 def rows(given: list[object], *, textual: bool = True) -> Rows:
@@ -87,9 +95,7 @@ def test_a_class_of_one_row_is_told_of() -> None:
 
 
 def test_a_label_beyond_float32_is_refused_before_it_makes_the_loss_infinite() -> None:
-    with pytest.raises(UserError) as raised:
-        labels.decide(rows(["0.5", "1e40"]), [])
-    assert str(raised.value) == snapshot(
+    assert refusal(labels.decide, rows(["0.5", "1e40"]), []) == snapshot(
         "a.csv: row 2: label '1e40' is beyond 3.4e+38, the largest number of float32; next: labels of another unit"
     )
     with pytest.raises(UserError, match=r"row 1: label 'inf' is not a finite number"):
@@ -111,8 +117,6 @@ def test_doubts_stand_in_the_header_with_the_labels(desk: Path, finetune: Comman
     tiny.write_csv(desk / "dev.csv", made[:16])
     ended = finetune("my.yaml", "metrics=[accuracy]", "--plan", "--json")
     assert ended.code == 0, ended.err
-    import json
-
     choices = json.loads(ended.out)["choices"]
     assert choices["labels_to_check"] == {
         "value": snapshot("POS and pos differ in case, spaces or invisible characters alone"),
@@ -122,8 +126,6 @@ def test_doubts_stand_in_the_header_with_the_labels(desk: Path, finetune: Comman
 
 
 def test_a_large_share_of_unknown_tokens_is_told_of(desk: Path, finetune: Command) -> None:
-    import json
-
     made = tiny.rows(48)
     for row in made:
         row["first"] = "שלום עולם 🎉"
@@ -153,11 +155,6 @@ def test_a_model_folder_without_a_tokenizer_is_refused(desk: Path, finetune: Com
 
 
 def test_the_vocabulary_of_every_tokenizer_of_the_installed_transformers_is_known_by_its_name() -> None:
-    import ast
-    import re
-    from importlib.util import find_spec
-
-    from hf_mps.finetune.models.checkpoint import VOCABULARY
 
     root = Path(find_spec("transformers").origin).parent
     files = {}
@@ -170,10 +167,6 @@ def test_the_vocabulary_of_every_tokenizer_of_the_installed_transformers_is_know
 
 
 def test_a_tokenizer_of_bytes_needs_no_vocabulary(tmp_path: Path) -> None:
-    from transformers import ByT5Tokenizer
-
-    from hf_mps.finetune.models import checkpoint
-
     ByT5Tokenizer().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "t5"}', encoding="utf-8")
     found = checkpoint.resolve(str(tmp_path)).tokenizer()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from inline_snapshot import snapshot
+from safetensors.torch import load_file
 
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command, Stop
@@ -26,8 +27,6 @@ def history(run: Path) -> list[tuple[float, ...]]:
 
 
 def weights(run: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
     return load_file(run / "model.safetensors")
 
 

@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
+from safetensors.numpy import load_file
 
+from hf_mps.cli.main import main
 from tests.finetune import every_task
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -30,8 +33,6 @@ TIMED = ("runtime", "per_second", "preparation_time", "memory")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    import datasets
-
     folder = tmp_path_factory.mktemp("every")
     every_task.write(folder, NAMES, dropout=0.1)
     with pytest.MonkeyPatch.context() as patch:
@@ -46,8 +47,6 @@ def digest(weight: Any) -> str:
 
 def left(run: Path) -> dict[str, Any]:
     """What a run left that the clock has no part in."""
-    from safetensors.numpy import load_file
-
     said = results(run)
     whole = run / "model.safetensors"
     weights = load_file(whole if whole.is_file() else run / "adapter_model.safetensors")
@@ -65,8 +64,6 @@ def left(run: Path) -> dict[str, Any]:
 def test_a_resumed_run_is_the_whole_one_and_is_measured_again_alike(
     name: str, place: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from hf_mps.cli.main import main
-
     settings = {"per_device_train_batch_size": 4, "max_steps": 5, "save_strategy": "steps", "save_steps": 3}
     settings |= {"logging_steps": 2, "learning_rate": 0.01, "eval_strategy": "'no'"}
     words = [f"{name}.yaml", "data.rows.train=8", *(f"training.{key}={value}" for key, value in settings.items())]
@@ -76,6 +73,7 @@ def test_a_resumed_run_is_the_whole_one_and_is_measured_again_alike(
     whole = left(place / f"{name}-whole")
     assert [entry["step"] for entry in whole["log"] if "loss" in entry] == [2, 4]
     assert left(place / f"{name}-again") == whole
+    assert not (place / f"{name}-again/checkpoint-3").exists()
 
     assert main(["evaluate", f"{name}-again", "--json"]) == 0
     measured = json.loads(capfd.readouterr().out)["splits"]["validation"]["metrics"]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from inline_snapshot import snapshot
 
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.run import callbacks, run_dir, stages
 from tests.finetune import tiny
 from tests.finetune.run.test_exact_resume import left
 from tests.finetune.run_files import results
@@ -18,8 +23,6 @@ from tests.finetune.tiny import Command, Stop
 @pytest.fixture
 def stop_after_training(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """End the next run between its last checkpoint and its results, as a kill there does."""
-    from hf_mps.finetune.run import stages
-
     measured = stages._measured
 
     def once(trainer: Any) -> dict[str, float]:
@@ -85,13 +88,12 @@ def test_a_stop_leaves_out_no_evaluation_that_tells_the_best_weights(
     assert "interrupted at step 6; kept: runs/my/checkpoint-6;" in ended.err
     assert finetune(*words).code == 0
     assert left(desk / "runs/my") == left(desk / "whole")
+    assert results(desk / "whole")["choices"]["kept_model"] == {"value": "best by f1", "reason": "the recipe says so"}
 
 
 def test_the_time_of_every_part_counts(
     desk: Path, finetune: Command, stop: Stop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.run import callbacks
-
     class Clock:
         """A second passes whenever somebody looks."""
 
@@ -113,19 +115,6 @@ def test_the_time_of_every_part_counts(
     assert (whole["train_seconds"], parts["train_seconds"]) == (14, 14)  # 12 steps and the ends of 2 epochs
     assert parts["samples_per_second"] == whole["samples_per_second"] == pytest.approx(96 / 14, abs=0.1)
     assert "Training took 14" in (desk / "runs/my/README.md").read_text(encoding="utf-8")
-
-
-def test_a_checkpoint_without_a_clock_is_gone_on_with(desk: Path, finetune: Command, stop: Stop) -> None:
-    import json
-
-    stop(4)
-    assert finetune("my.yaml").code == 130
-    file = desk / "runs/my/checkpoint-4/trainer_state.json"  # as an earlier release left it
-    state = json.loads(file.read_text(encoding="utf-8"))
-    del state["stateful_callbacks"]["Stopwatch"]
-    file.write_text(json.dumps(state), encoding="utf-8")
-    finetune("my.yaml").finished()
-    assert results(desk / "runs/my")["samples_per_second"] > 0
 
 
 def without_a_row(path: Path) -> None:
@@ -159,12 +148,18 @@ def test_a_run_is_not_gone_on_with_on_other_rows(desk: Path, finetune: Command, 
 
 
 def test_a_run_of_an_earlier_release_is_gone_on_with(desk: Path, finetune: Command, stop: Stop) -> None:
+    """It has no digests of its rows, and its checkpoint no clock."""
     stop(4)
     assert finetune("my.yaml").code == 130
     (desk / "runs/my/data.json").unlink()
+    file = desk / "runs/my/checkpoint-4/trainer_state.json"
+    state = json.loads(file.read_text(encoding="utf-8"))
+    del state["stateful_callbacks"]["Stopwatch"]
+    file.write_text(json.dumps(state), encoding="utf-8")
     ended = finetune("my.yaml").finished()
     assert "this recipe's run goes on from checkpoint-4" in ended.out
     assert (desk / "runs/my/data.json").is_file()
+    assert results(desk / "runs/my")["samples_per_second"] > 0
 
 
 def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Command) -> None:
@@ -172,11 +167,9 @@ def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Comma
     assert finetune(*words).code == 0
     assert finetune(*words).out.startswith("runs/my holds this recipe's finished run")
     without_a_row(desk / "train.csv")
-    ended = finetune(*words, "output_dir=runs/my")
-    assert ended.code == 2
-    assert ended.err == snapshot(
-        "hf-mps: runs/my holds a finished run of a recipe that has changed since: data.files.train has other content;"
-        " next: the recipe as it was, or --fresh, which trains beside it in runs/my-2\n"
+    assert finetune(*words, "output_dir=runs/my").refused() == snapshot(
+        "runs/my holds a finished run of a recipe that has changed since: data.files.train has other content;"
+        " next: the recipe as it was, or --fresh, which trains beside it in runs/my-2"
     )
     ended = finetune(*words).finished()
     assert "runs/my holds another run, which stays as it is" in ended.out
@@ -184,10 +177,6 @@ def test_a_finished_run_on_other_rows_is_another_run(desk: Path, finetune: Comma
 
 
 def test_images_are_told_by_what_is_in_them(tmp_path: Path) -> None:
-    from datasets import Dataset
-
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.run import run_dir
 
     def digest(*names: str) -> str:
         dataset = Dataset.from_dict({"image": list(names), "label": ["a"] * len(names)})
@@ -203,12 +192,6 @@ def test_images_are_told_by_what_is_in_them(tmp_path: Path) -> None:
 
 
 def test_bytes_and_nested_columns_have_a_digest(tmp_path: Path) -> None:
-    import datetime
-
-    from datasets import Dataset
-
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.run import run_dir
 
     rows = [
         {

@@ -61,10 +61,7 @@ def test_the_metrics_are_those_of_a_run_without_and_its_files_say_what_ran(desk:
 
 
 def test_a_stopped_run_goes_on_to_the_same_end(
-    desk: Path,
-    finetune: Command,
-    stop: Callable[[int, int], None],
-    kernels: str,
+    desk: Path, finetune: Command, stop: Callable[[int, int], None], kernels: str
 ) -> None:
     assert finetune("my.yaml", *WORDS, "output_dir=whole").code == 0
     stop(4, signal.SIGINT)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -61,26 +62,14 @@ def gone(process: int) -> bool:
     return False
 
 
-def test_sleep_is_held_off_until_the_context_ends(caffeinate: Path) -> None:
-    with awake():
+def test_sleep_is_held_off_until_the_run_ends_or_fails(caffeinate: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), awake():  # noqa: PT012  what is started ends with the context
         process, group, *arguments = called(caffeinate)
         assert arguments == ["-is", "-w", str(os.getpid())]
         assert group == process != str(os.getpgrp())  # a Ctrl-C in the terminal does not reach it
         assert not gone(int(process))
+        raise KeyboardInterrupt
     assert gone(int(process))
-
-
-def test_a_failed_run_lets_the_mac_sleep_again(caffeinate: Path) -> None:
-    started = []
-
-    def fail() -> None:
-        with awake():
-            started.append(int(called(caffeinate)[0]))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert gone(started[0])
 
 
 def test_one_that_has_ended_already_is_no_failure(caffeinate: Path) -> None:
@@ -95,10 +84,7 @@ def test_a_run_holds_sleep_off_and_says_so(desk: Path, finetune: Command, caffei
 
 
 def test_other_machines_have_no_such_program(caffeinate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise AssertionError("started")
-
     machine.override(PC)
-    monkeypatch.setattr(subprocess, "Popen", refused)
+    monkeypatch.setattr(subprocess, "Popen", Mock(side_effect=AssertionError("started")))
     with awake():
         assert not can_stay_awake()

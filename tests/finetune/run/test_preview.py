@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import AutoModelForSequenceClassification
 
+from hf_mps.finetune.run import stages
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
 
@@ -17,12 +19,8 @@ from tests.finetune.tiny import Command
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training of the recipe's own is a failure of the test."""
-    from hf_mps.finetune.run import stages
 
-    def refused(*_: Any, **__: Any) -> None:
-        raise AssertionError("trained")
-
-    monkeypatch.setattr(stages, "train", refused)
+    monkeypatch.setattr(stages, "train", Mock(side_effect=AssertionError("trained")))
 
 
 def test_a_plan_tells_every_choice_of_the_run_and_does_nothing(desk: Path, finetune: Command, untrained: None) -> None:
@@ -45,8 +43,6 @@ def test_a_plan_as_json_has_what_a_program_wants(desk: Path, finetune: Command, 
     assert said["choices"]["steps"] == {"value": 3, "reason": snapshot("1 epoch of 3, for 48 rows")}
     assert said["recipe"]["training"]["gradient_accumulation_steps"] == 2
     # Two layers of 32, 17 words, 64 positions, two parts, a pooler and the head: counted from the saved model.
-    from transformers import AutoModelForSequenceClassification
-
     model = AutoModelForSequenceClassification.from_pretrained(desk / "model", num_labels=2)
     assert said["parameters"] == {"trainable": model.num_parameters(), "frozen": 0}
     assert said["buckets"] == sorted(said["buckets"])
@@ -85,10 +81,21 @@ def test_a_plan_says_when_another_number_of_processes_goes_on(desk: Path, finetu
     )
 
 
-def test_a_plan_refuses_what_a_run_would(finetune: Command, desk: Path) -> None:
-    ended = finetune("my.yaml", "--plan", "training.load_best_model_at_end=true", "training.save_strategy=no")
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("hf-mps: training: transformers refuses it: --load_best_model_at_end requires")
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("load_best_model_at_end=true", "save_strategy=no"),
+            "training: transformers refuses it: --load_best_model_at",
+        ),
+        (("optim=lomo",), "training.optim=lomo: refused: You need to install `lomo_optim`"),
+        (("metric_for_best_model=nope",), "training.metric_for_best_model is 'nope'; allowed: f1, accuracy, loss"),
+    ],
+)
+def test_a_plan_refuses_what_a_run_would(finetune: Command, desk: Path, words: tuple[str, ...], line: str) -> None:
+    ended = finetune("my.yaml", "--plan", *(f"training.{word}" for word in words))
+    assert ended.out == ""
+    assert ended.refused().startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -99,4 +106,4 @@ def test_a_plan_refuses_what_a_run_would(finetune: Command, desk: Path) -> None:
     ],
 )
 def test_options_that_do_not_go_together(desk: Path, finetune: Command, words: tuple[str, ...], line: str) -> None:
-    assert finetune("my.yaml", *words) == (2, "", f"hf-mps: {line}\n")
+    assert finetune("my.yaml", *words).refused() == f"{line}"

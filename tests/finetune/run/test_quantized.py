@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
+from safetensors.torch import load_file
 
 from hf_mps.cli.main import main
 from hf_mps.finetune.run import checks
@@ -28,25 +30,16 @@ training: {{per_device_train_batch_size: 2, max_steps: 4, save_strategy: steps, 
 """
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(builders.model(tmp_path_factory.mktemp("models"), "qwen3"))
-
-
 def adapter(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
     return load_file(folder / "adapter_model.safetensors")
 
 
 @pytest.mark.slow
 def test_it_resumes_exactly_on_the_device_and_saves_an_adapter_that_is_measured_alike(
-    place: str, desk: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
+    qwen3: str, desk: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import torch
-
     (desk / "train.txt").write_text("\n".join(builders.TEXTS * 3), encoding="utf-8")
-    (desk / "q.yaml").write_text(RECIPE.format(model=place), encoding="utf-8")
+    (desk / "q.yaml").write_text(RECIPE.format(model=qwen3), encoding="utf-8")
     whole = finetune("q.yaml", "output_dir=whole")
     assert whole.code == 0, whole.err
     results = json.loads((desk / "whole" / "results.json").read_text(encoding="utf-8"))
@@ -74,15 +67,13 @@ def test_it_resumes_exactly_on_the_device_and_saves_an_adapter_that_is_measured_
     assert measured == pytest.approx({name: results["metrics"][name] for name in measured})
 
 
-def test_preferences_train_adapters_in_float32_over_it(place: str, tmp_path: Path) -> None:
+def test_preferences_train_adapters_in_float32_over_it(qwen3: str, tmp_path: Path) -> None:
     """TRL's DPOTrainer rounds them to bfloat16, where a step of 5e-6 is lost."""
-    import torch
-
     rows = [{"question": f"Is it {n}?", "chosen": "Yes, it is.", "rejected": "The moon."} for n in range(4)]
     file = str(tiny.write_jsonl(tmp_path / "pairs.jsonl", rows))
     data = {"files": {"train": file, "validation": file}, "columns": {"prompt": "question"}}
     prepared = builders.prepare(
-        task="dpo", model=place, data=data, max_length=64, lora={"r": 4}, quantization="nf4", weights="bfloat16"
+        task="dpo", model=qwen3, data=data, max_length=64, lora={"r": 4}, quantization="nf4", weights="bfloat16"
     )
     trained = {name: each.clone() for name, each in prepared.model.named_parameters() if each.requires_grad}
     trainer = builders.trainer(prepared, tmp_path / "run", use_cpu=True)
@@ -116,9 +107,9 @@ def test_preferences_train_adapters_in_float32_over_it(place: str, tmp_path: Pat
     ids=["GPTQ", "another kind", "not said"],
 )
 def test_validation_refuses_quantized_weights_that_do_not_fit_in_the_words_of_a_run(
-    place: str, desk: Path, finetune: Command, stored: dict[str, Any], given: list[str], line: str
+    qwen3: str, desk: Path, finetune: Command, stored: dict[str, Any], given: list[str], line: str
 ) -> None:
-    shutil.copytree(place, desk / "rounded")
+    shutil.copytree(qwen3, desk / "rounded")
     config = json.loads((desk / "rounded/config.json").read_text(encoding="utf-8"))
     (desk / "rounded/config.json").write_text(json.dumps(config | {"quantization_config": stored}), encoding="utf-8")
     (desk / "train.txt").write_text("\n".join(builders.TEXTS), encoding="utf-8")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import Trainer
 
-from hf_mps.finetune import report
-from hf_mps.finetune.report import plot
+from hf_mps.finetune.report import predictions
+from hf_mps.finetune.run import stages
 from tests.distributed.launching import python
 from tests.finetune import every_task
 from tests.finetune.run_files import results
@@ -21,6 +23,7 @@ def broken(*_: object, **__: object) -> Any:
     raise ZeroDivisionError("a bug\nof ours")
 
 
+EACH = {"training.png", "README.md", "predictions.csv"}
 REST = "ZeroDivisionError: a bug; the model and results.json are there\n"
 
 
@@ -40,63 +43,44 @@ def run(desk: Path, finetune: Command) -> Any:
     return ended
 
 
-def test_a_picture_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plot, "draw", broken)
-    place, said = run()
-    assert said == f"hf-mps: training.png is left out: {REST}"
-    assert not (place / "training.png").exists()
-    assert "training.png" not in (place / "README.md").read_text(encoding="utf-8")
-    assert (place / "predictions.csv").is_file()
-
-
-def test_a_card_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "card", broken)
-    place, said = run()
-    assert said == f"hf-mps: README.md is left out: {REST}"
-    assert (place / "training.png").is_file()
-
-
-def test_answers_that_fail_cost_themselves_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import Trainer
-
-    monkeypatch.setattr(Trainer, "predict", broken)
-    place, said = run()
-    assert said == f"hf-mps: predictions.csv is left out: {REST}"
-    assert (results(place)["predictions"], results(place)["pictures"]) == (None, [])
-    assert "predictions.csv" not in (place / "README.md").read_text(encoding="utf-8")
-
-
-def test_a_picture_of_the_answers_that_fails_costs_itself_alone(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.tasks.text_classification import TextClassification
-
-    monkeypatch.setattr(TextClassification, "_figures", broken)
-    place, said = run()
-    assert said == f"hf-mps: a picture of the predictions is left out: {REST}"
-    assert (results(place)["predictions"], results(place)["pictures"]) == ("predictions.csv", [])
-
-
-def test_a_score_that_fails_after_the_training_keeps_the_model(
-    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fails", "lost", "answers", "pictures"),
+    [
+        ("hf_mps.finetune.report.plot.draw", "training.png", "predictions.csv", ["confusion_matrix.png"]),
+        ("hf_mps.finetune.report.card", "README.md", "predictions.csv", ["confusion_matrix.png"]),
+        ("transformers.Trainer.predict", "predictions.csv", None, []),
+        (
+            "hf_mps.finetune.tasks.text_classification.TextClassification._figures",
+            "a picture of the predictions",
+            "predictions.csv",
+            [],
+        ),
+    ],
+)
+def test_what_fails_after_the_training_costs_itself_alone(
+    run: Any, monkeypatch: pytest.MonkeyPatch, fails: str, lost: str, answers: str | None, pictures: list[str]
 ) -> None:
-    from hf_mps.finetune.run import stages
+    monkeypatch.setattr(fails, broken)
+    place, said = run()
+    assert said == f"hf-mps: {lost} is left out: {REST}"
+    assert (results(place)["predictions"], results(place)["pictures"]) == (answers, pictures)
+    left = {path.name for path in place.iterdir()}
+    assert left & EACH == EACH - {lost}
+    assert lost == "README.md" or lost not in (place / "README.md").read_text(encoding="utf-8")
 
-    monkeypatch.setattr(stages, "_measured", broken)
-    with pytest.raises(ZeroDivisionError):
-        finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
-    assert (desk / "runs/my/model.safetensors").is_file()
 
-
-def test_a_stop_after_the_training_tells_where_the_model_is(
-    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_stop_or_an_error_of_ours_after_the_training_keeps_the_model(
+    desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    from hf_mps.finetune.run import stages
-
-    def stopped(_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(stages, "_measured", stopped)
-    ended = finetune("my.yaml", "training.save_strategy=no", "training.max_steps=2")
-    assert (ended.code, ended.err) == (130, snapshot("hf-mps: interrupted; the trained model is in runs/my\n"))
+    monkeypatch.setattr(stages, "_measured", Mock(side_effect=error))
+    words = ("my.yaml", "training.save_strategy=no", "training.max_steps=2")
+    if error is KeyboardInterrupt:
+        ended = finetune(*words)
+        assert (ended.code, ended.err) == (130, snapshot("hf-mps: interrupted; the trained model is in runs/my\n"))
+    else:
+        with pytest.raises(error):
+            finetune(*words)
     assert (desk / "runs/my/model.safetensors").is_file()
 
 
@@ -104,8 +88,6 @@ def test_a_stop_after_the_training_tells_where_the_model_is(
 def test_a_run_killed_before_its_report_gets_it_from_the_next_call_without_training(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import Trainer
-
     words = ("my.yaml", "training.save_strategy=no", "training.max_steps=2")
     assert finetune(*words, "output_dir=whole").code == 0
     killed = python("-c", KILLED, *words, env={"HF_MPS_SIMULATE": "1", "HF_MPS_DEVICE": "mps"})
@@ -126,17 +108,12 @@ def test_a_run_killed_before_its_report_gets_it_from_the_next_call_without_train
 def test_a_report_that_is_written_later_has_the_answers_of_merged_adapters(
     tmp_path: Path, own_cache: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.report import predictions
-
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
-
     every_task.write(tmp_path, ("packed",), dropout=0.0)
     monkeypatch.chdir(tmp_path)
     words = ("packed.yaml", "training.max_steps=9", "training.learning_rate=0.01")
     assert finetune(*words, "output_dir=whole").code == 0
     with monkeypatch.context() as patch:
-        patch.setattr(predictions, "write", stopped)
+        patch.setattr(predictions, "write", Mock(side_effect=KeyboardInterrupt))
         assert finetune(*words).code == 130
     assert "the report is written from what it stored" in finetune(*words).out
     run, whole = tmp_path / "runs/packed", tmp_path / "whole"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from torch.utils.data import DataLoader
 
 from hf_mps.finetune.recipe.resolve import load_recipe
-from hf_mps.finetune.run import run_dir
+from hf_mps.finetune.run import interrupt, run_dir
+from hf_mps.finetune.run.interrupt import Interruption
 from hf_mps.finetune.run.run_dir import RunDir
 from tests.finetune import tiny
 from tests.finetune.run.test_exact_resume import left
@@ -85,19 +86,7 @@ def test_the_log_of_a_run_stopped_during_an_evaluation_is_the_unbroken_ones(
     assert left(desk / "runs/my") == left(desk / "whole")
 
 
-def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.run.interrupt import Interruption
-
-    with Interruption():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
 def test_a_handler_of_the_users_own_is_left_alone() -> None:
-    from hf_mps.finetune.run.interrupt import Interruption
-
     def own(number: int, frame: object) -> None: ...
 
     before = signal.signal(signal.SIGTERM, own)
@@ -109,9 +98,6 @@ def test_a_handler_of_the_users_own_is_left_alone() -> None:
 
 
 def test_a_loaders_worker_outlives_a_signal_to_the_whole_group(tmp_path: Path) -> None:
-    from torch.utils.data import DataLoader
-
-    from hf_mps.finetune.run import interrupt
 
     rows: Any = range(40)
     loader: Any = DataLoader(rows, num_workers=1, worker_init_fn=lambda worker: (tmp_path / str(worker)).touch())
@@ -149,15 +135,10 @@ def test_an_unfinished_run_of_a_changed_recipe_is_refused_with_the_difference(
 ) -> None:
     stop(2, signal.SIGINT)
     assert finetune("my.yaml", *named).code == 130
-    ended = finetune("my.yaml", "training.learning_rate=1e-3", "max_length=16", *named)
-    assert ended == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: runs/my holds an unfinished run of a recipe that has changed since: training.learning_rate 0.005 →"
-            " 0.001, max_length not given → 16; next: the recipe as it was, or --fresh, which trains beside it in"
-            " runs/my-2\n"
-        ),
+    assert finetune("my.yaml", "training.learning_rate=1e-3", "max_length=16", *named).refused() == snapshot(
+        "runs/my holds an unfinished run of a recipe that has changed since: training.learning_rate 0.005 →"
+        " 0.001, max_length not given → 16; next: the recipe as it was, or --fresh, which trains beside it in"
+        " runs/my-2"
     )
     assert finetune("my.yaml", "training.learning_rate=1e-3", "--fresh", *named).code == 0
     assert (desk / "runs/my-2/results.json").is_file()
@@ -217,8 +198,6 @@ def test_two_runs_that_start_together_take_two_folders(desk: Path) -> None:
 
 
 def test_a_thread_other_than_the_main_one_sets_no_handler() -> None:
-    from hf_mps.finetune.run.interrupt import Interruption
-
     seen: list[Any] = []
 
     def inside() -> None:

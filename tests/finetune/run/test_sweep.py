@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from inline_snapshot import snapshot
 
+from hf_mps.cli.finetune import swept
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import load
+from hf_mps.finetune.recipe import resolve
 from hf_mps.finetune.recipe.resolve import load_recipe
+from hf_mps.finetune.run import runner
 from hf_mps.finetune.run.sweep import plan_sweep
 from tests.finetune import tiny
 from tests.finetune.tiny import Command
@@ -22,8 +25,7 @@ SHORT = ("my.yaml", "training.max_steps=2")
 
 
 def said(place: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
-    return content
+    return json.loads((place / "sweep.json").read_text(encoding="utf-8"))
 
 
 def test_each_combination_runs_once_and_seeds_are_averaged(desk: Path, finetune: Command) -> None:
@@ -77,8 +79,6 @@ def test_a_failed_run_does_not_stop_the_others(desk: Path, finetune: Command) ->
 
 
 def test_a_sweep_that_was_stopped_goes_on(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.run import runner
-
     train = runner.train
 
     def stopped(resolved: Any, *given: Any, **settings: Any) -> Any:
@@ -146,14 +146,8 @@ def test_a_sweep_of_other_values_leaves_the_first_ones_table_as_it_is(desk: Path
     assert [run["values"] for run in said(desk / "runs/my-sweep-2")["runs"]] == [{"training.learning_rate": "1e-3"}]
     assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), ["seed=1,2"]).folder == Path("runs/my-sweep")
     assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), other[1:]).folder == Path("runs/my-sweep-2")
-    ended = finetune(*SHORT, "output_dir=runs/my-sweep", *other)
-    assert ended == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: output_dir runs/my-sweep holds a sweep of other values (seed=1); next: --fresh, or another"
-            " folder\n"
-        ),
+    assert finetune(*SHORT, "output_dir=runs/my-sweep", *other).refused() == snapshot(
+        "output_dir runs/my-sweep holds a sweep of other values (seed=1); next: --fresh, or another folder"
     )
 
 
@@ -174,8 +168,6 @@ def test_long_values_that_differ_at_their_ends_have_two_folders(desk: Path) -> N
 
 
 def test_a_sweep_reads_its_recipe_once(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.recipe import resolve
-
     resolved = load_recipe("my.yaml", ["data.text=first"])
     monkeypatch.setattr(resolve, "read_yaml", None)
     sweep = plan_sweep(resolved, ["seed=1,2", "training.learning_rate=1e-3"])
@@ -189,8 +181,6 @@ def test_a_sweep_reads_its_recipe_once(desk: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_words_behind_the_option_are_its_own() -> None:
-    from hf_mps.cli.finetune import swept
-
     typed = ["finetune", "a", "x=1", "--sweep", "seed=1,2", "y=3,4", "--fresh", "z=5"]
     assert swept(typed) == [*("finetune", "a", "x=1", "--sweep", "seed=1,2", "--sweep", "y=3,4", "--fresh", "z=5")]
     scripts = ["audit", "--", "python", "train.py", "--sweep", "seed=1,2", "y=3,4"]

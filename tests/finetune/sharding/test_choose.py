@@ -8,24 +8,22 @@ from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import BertConfig, BertForSequenceClassification, SegformerConfig, SegformerForSemanticSegmentation
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune import sharding, tasks
 from hf_mps.finetune.recipe.resolve import load_recipe
+from tests.refusals import refusal
 
 BY_FILE = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
 def bert() -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     return BertForSequenceClassification(BertConfig(**shape, vocab_size=20))
 
 
 def segformer() -> Any:
-    from transformers import SegformerConfig, SegformerForSemanticSegmentation
-
     return SegformerForSemanticSegmentation(SegformerConfig(hidden_sizes=[8, 8, 8, 8], decoder_hidden_size=8))
 
 
@@ -58,17 +56,13 @@ def test_accelerates_file_asks_too(two_ranks: None, monkeypatch: pytest.MonkeyPa
     assert "accelerate's configuration file" in chosen().reason
     assert chosen("training.fsdp=false") is None
     monkeypatch.setenv("FSDP_VERSION", "1")
-    with pytest.raises(UserError) as refused:
-        chosen()
-    assert str(refused.value) == snapshot(
+    assert refusal(chosen) == snapshot(
         "accelerate's configuration file asks for FSDP 1; allowed: 2; next: fsdp_version: 2 in its fsdp_config"
     )
 
 
 def test_one_process_has_nothing_to_divide_over() -> None:
-    with pytest.raises(UserError) as refused:
-        chosen("training.fsdp=true")
-    assert str(refused.value) == snapshot(
+    assert refusal(chosen, "training.fsdp=true") == snapshot(
         "FSDP (training.fsdp in the recipe) divides a model over several processes, and this is one; next: torchrun"
         " --nproc_per_node 2 -m hf_mps.finetune RECIPE; what each would hold: hf-mps plan RECIPE --ranks 2"
     )

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.distributed.agents import Agent
 from tests.distributed.launching import accelerate, file_on_page
@@ -37,8 +40,7 @@ def trained(by: Agent | Path, folder: Path, name: str, *words: str) -> dict[str,
     else:
         ranks = by.launch(2, *command, cwd=folder)
         assert ranks.codes == [0, 0], ranks.err
-    said: dict[str, Any] = json.loads((folder / name / "results.json").read_text(encoding="utf-8"))
-    return said
+    return json.loads((folder / name / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +53,6 @@ def losses(said: dict[str, Any]) -> list[float]:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
     return load_file(folder / "model.safetensors")
 
 
@@ -68,9 +68,6 @@ def test_the_losses_are_those_of_whole_models(
 
 
 def test_the_saved_model_is_whole(folder: Path, sharded: dict[str, Any]) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model = AutoModelForCausalLM.from_pretrained(folder / "sharded")
     ids = AutoTokenizer.from_pretrained(folder / "sharded")("w1 w2 w3", return_tensors="pt").input_ids
     assert type(model).__name__ == "LlamaForCausalLM"
@@ -81,8 +78,6 @@ def test_the_saved_model_is_whole(folder: Path, sharded: dict[str, Any]) -> None
 def test_a_checkpoint_is_of_parts_and_a_run_by_accelerate_s_file_ends_from_it_as_the_other_would_have(
     folder: Path, words: list[str], sharded: dict[str, Any]
 ) -> None:
-    import torch
-
     begun = folder / "sharded/checkpoint-3"
     assert len(list((begun / "pytorch_model_fsdp_0").glob("*.distcp"))) == 2
     file = folder / "fsdp.yaml"

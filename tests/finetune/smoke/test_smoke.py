@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
+from PIL import Image
+from transformers import AutoConfig, AutoModel, AutoProcessor, AutoTokenizer
 
 from hf_mps.cli.main import main
-from hf_mps.finetune import tasks
+from hf_mps.finetune import smoke, tasks
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
@@ -82,8 +85,6 @@ def test_a_recipe_runs_from_end_to_end(
 
 def check_snippet(run: Path) -> None:
     """Run the lines of the model card that load the model, in a folder with the file that they may name."""
-    from PIL import Image
-
     card = (run / "README.md").read_text(encoding="utf-8")
     lines = card.partition("```python\n")[2].partition("\n```")[0]
     assert '"."' in lines
@@ -196,9 +197,7 @@ def test_the_configuration_in_the_hubs_cache_tells(tmp_path: Path, monkeypatch: 
 
     (tmp_path / "config.json").write_text('{"model_type": "electra", "embedding_size": 64}', encoding="utf-8")
     monkeypatch.setattr(
-        huggingface_hub,
-        "try_to_load_from_cache",
-        lambda model, name: str(tmp_path / name) if model == "a/b" else None,
+        huggingface_hub, "try_to_load_from_cache", lambda model, name: str(tmp_path / name) if model == "a/b" else None
     )
     family = family_of(load_recipe("glue/cola", ["model=a/b"]).recipe)
     assert (family.name, family.config["embedding_size"], family.reason) == ("electra", 64, "")
@@ -215,8 +214,9 @@ def test_a_model_that_nothing_tells_is_tried_out_as_the_usual_one_and_says_so(ba
         }
     )
     assert finetune("glue/cola", "--smoke", "model=somebody/something", "model_type=distilbert").code == 0
-    ended = finetune("glue/cola", "--smoke", "model_type=brt")
-    assert ended == (2, "", snapshot("hf-mps: --smoke: the installed transformers has no architecture 'brt'\n"))
+    assert finetune("glue/cola", "--smoke", "model_type=brt").refused() == snapshot(
+        "--smoke: the installed transformers has no architecture 'brt'"
+    )
 
 
 def test_a_folder_tells_its_architecture_itself(desk: Path, finetune: Command) -> None:
@@ -233,10 +233,6 @@ PICTURES = ("vit", "deit", "swin", "dinov2", "convnext", "convnextv2", "segforme
 @pytest.mark.rotated
 @pytest.mark.parametrize("name", sorted({*OTHERS, *PICTURES, *SOUND, *processors.WORDS}))
 def test_a_tiny_model_of_every_architecture_loads(name: str, tmp_path: Path) -> None:
-    from transformers import AutoModel, AutoProcessor, AutoTokenizer
-
-    from hf_mps.finetune import smoke
-
     reads: processors.Input = "sound" if name in SOUND else "image" if name in PICTURES else "text"
     family = processors.Family(name, reads, processors.WORDS.get(name, "bytes"), {})
     smoke.write(family, tmp_path / "tiny", ["The cat sat on the mat.", "Where does Ada live?"], seed=1)
@@ -262,15 +258,9 @@ def test_a_wrong_text_is_about_another_thing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("time_series_transformer", "TimeSeriesTransformerModel"), ("t5", "T5ForConditionalGeneration")],
+    ("name", "kind"), [("time_series_transformer", "TimeSeriesTransformerModel"), ("t5", "T5ForConditionalGeneration")]
 )
 def test_a_model_of_two_halves_is_one_for_texts_only_where_there_is_such_a_class(name: str, kind: str) -> None:
-    import torch
-    from transformers import AutoConfig
-
-    from hf_mps.finetune import smoke
-
     with torch.device("meta"):
         made = smoke._of_config(AutoConfig.for_model(name, prediction_length=4))
     assert type(made).__name__ == kind

@@ -12,6 +12,7 @@ from inline_snapshot import snapshot
 from hf_mps.finetune.stream import endless, files
 from hf_mps.finetune.stream.endless import Reader, TooManyBroken, Windows
 from tests.finetune.stream import corpora
+from tests.refusals import refusal
 
 
 @pytest.mark.parametrize("readers", [1, 2, 3, 8, 13])
@@ -127,11 +128,7 @@ def test_broken_rows_are_skipped_up_to_the_stated_share(tmp_path: Path, monkeypa
 
 
 def test_too_few_rows_for_the_readers_is_said(tmp_path: Path) -> None:
-    from hf_mps.core.errors import UserError
-
     path = corpora.write(tmp_path, "rows", range(2))
-    with pytest.raises(UserError) as refused:
-        corpora.numbers(Reader(corpora.reading(path), 4, 5), 1)
-    assert str(refused.value).partition("rows.jsonl: ")[2] == snapshot(
+    assert refusal(corpora.numbers, Reader(corpora.reading(path), 4, 5), 1).partition("rows.jsonl: ")[2] == snapshot(
         "too few rows for 5 readers, reader 5 has none; next: training.dataloader_num_workers=0, or fewer processes"
     )

@@ -11,7 +11,6 @@ from typing import IO
 
 import pytest
 
-from hf_mps.core.errors import UserError
 from hf_mps.finetune.stream import files
 from hf_mps.finetune.stream.files import WHOLE, FileSlice
 from tests.distributed.agents import Agent, Ranks
@@ -20,6 +19,7 @@ from tests.finetune import hub, tiny
 from tests.finetune.run_files import results
 from tests.finetune.stream import corpora
 from tests.finetune.stream.test_run import losses, weights
+from tests.refusals import refusal
 
 pytestmark = [
     pytest.mark.slow,
@@ -141,8 +141,6 @@ def test_a_connection_that_stays_broken_ends_the_run_in_one_line(monkeypatch: py
         yield io.BytesIO()
 
     monkeypatch.setattr(files.File, "opened", broken)
-    with pytest.raises(UserError) as error:
-        next(files.read(files.File(url, "jsonl", 100, ""), FileSlice(0, 0, WHOLE), None, ("text",)))
-    assert str(error.value) == (
+    assert refusal(next, files.read(files.File(url, "jsonl", 100, ""), FileSlice(0, 0, WHOLE), None, ("text",))) == (
         f"{url}: cannot be read: peer closed connection without sending complete message body; next: the same command"
     )

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Value
 from inline_snapshot import snapshot
+from safetensors.torch import load_file
 
 from hf_mps.core import notices
 from hf_mps.finetune.recipe.resolve import load_recipe
@@ -33,17 +36,12 @@ def corpus(folder: Path, name: str, rows: int, seed: int) -> Path:
     return tiny.write_jsonl(folder / f"{name}.jsonl", made)
 
 
-@pytest.fixture(scope="module")
-def _gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builders.model(tmp_path_factory.mktemp("models"), "gpt2")
-
-
 @pytest.fixture
-def place(desk: Path, _gpt2: Path) -> Path:
+def place(desk: Path, models: Path) -> Path:
     """The desk with two corpora, `web-0.jsonl` and `web-1.jsonl`, and recipes of causal-lm and classification."""
     for number in range(2):
         corpus(desk, f"web-{number}", 150, 1000 * number)
-    (desk / "gpt2").symlink_to(_gpt2)
+    (desk / "gpt2").symlink_to(builders.model(models, "gpt2"))
     common = "seed: 1\ntraining: {max_steps: 12, per_device_train_batch_size: 4, logging_steps: 1, save_steps: 5}\n"
     stream = "streaming: true, files: {train: 'web-*.jsonl'}, hold_out: 0.1, shuffle_buffer: 40"
     (desk / "clm.yaml").write_text(
@@ -62,8 +60,6 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 def weights(run: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
     return load_file(run / "model.safetensors")
 
 
@@ -79,8 +75,6 @@ def weights(run: Path) -> dict[str, Any]:
 def test_a_stopped_run_goes_on_with_the_very_next_batch(
     place: Path, finetune: Command, stop: Stop, words: tuple[str, ...]
 ) -> None:
-    import torch
-
     assert finetune(*words, "output_dir=whole").code == 0
     stop(7)
     ended = finetune(*words, "output_dir=stopped")
@@ -232,8 +226,6 @@ def test_a_number_of_rows_says_how_many_steps(place: Path, finetune: Command) ->
 
 
 def test_several_sources_and_parquet_with_class_names(place: Path, finetune: Command) -> None:
-    from datasets import ClassLabel, Dataset, Features, Value
-
     kinds = Features({"first": Value("string"), "second": Value("string"), "label": ClassLabel(names=["bad", "good"])})
     Dataset.from_list(tiny.rows(90, 5), features=kinds).to_parquet(place / "named.parquet")
     text = (place / "pairs.yaml").read_text(encoding="utf-8")
@@ -264,8 +256,6 @@ def test_changed_files_are_other_rows(place: Path, finetune: Command, stop: Stop
 def test_two_ranks_read_other_rows_and_go_on_from_their_own_places(
     place: Path, finetune: Command, agent: Agent
 ) -> None:
-    import torch
-
     words = ("-m", "hf_mps.finetune", "clm.yaml", "training.max_steps=8", "training.save_steps=4", "output_dir=run")
     whole = agent.launch(2, *words, cwd=place)
     assert whole.codes == [0, 0], whole.err

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models.distill_trainer import divergence
@@ -34,8 +36,6 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folders = [tmp_path_factory.mktemp(name) for name in ("student", "teacher")]
     model, teacher = (builders.model(folder, "qwen3") for folder in folders)
     torch.manual_seed(5)
-    from transformers import AutoModelForCausalLM
-
     other = AutoModelForCausalLM.from_pretrained(teacher)
     for weight in other.parameters():
         weight.data.add_(0.3 * torch.randn_like(weight))
@@ -70,9 +70,6 @@ def test_the_divergence_and_its_gradient_are_trls(beta: float, device: str, monk
 
 
 def test_each_steps_loss_is_that_of_trls_own_trainer(places: tuple[str, str], tmp_path: Path) -> None:
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     made = prepared(places, tmp_path, distillation={"lmbda": 0.0, "beta": 0.3})
     ours = builders.trainer(made, tmp_path / "ours", use_cpu=True, **STEPS)
     ours.train()

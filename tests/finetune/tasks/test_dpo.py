@@ -6,10 +6,14 @@ import math
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.models.preference_trainer import PairArguments
+from hf_mps.finetune.tasks import _language
 from hf_mps.finetune.tasks.preferences import conversation
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
@@ -17,11 +21,6 @@ from tests.finetune import builders, tiny
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 ASKED = {"role": "user", "content": "Is the ball red?"}
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(builders.model(tmp_path_factory.mktemp("models"), "qwen3"))
 
 
 def pairs(folder: Path) -> dict[str, Any]:
@@ -39,16 +38,14 @@ def pairs(folder: Path) -> dict[str, Any]:
 
 def log_probability(model: Any, prompt: list[int], answer: list[int]) -> float:
     """The sum of an answer's logarithms, one row by itself."""
-    import torch
-
     ids = torch.tensor([prompt + answer], device=model.device)
     with torch.no_grad():
         logarithms = model(input_ids=ids).logits[0].cpu().double().log_softmax(-1)
     return sum(float(logarithms[len(prompt) + place - 1, token]) for place, token in enumerate(answer))
 
 
-def test_rewards_are_beta_times_the_change_of_each_answers_probability(place: str, tmp_path: Path) -> None:
-    prepared = builders.prepare(task="dpo", model=place, data=pairs(tmp_path), max_length=100, lora={"r": 8})
+def test_rewards_are_beta_times_the_change_of_each_answers_probability(qwen3: str, tmp_path: Path) -> None:
+    prepared = builders.prepare(task="dpo", model=qwen3, data=pairs(tmp_path), max_length=100, lora={"r": 8})
     trainer = builders.trainer(
         prepared, tmp_path / "run", max_steps=6, learning_rate=1e-2, per_device_eval_batch_size=3
     )
@@ -79,27 +76,26 @@ def test_rewards_are_beta_times_the_change_of_each_answers_probability(place: st
     assert not list((tmp_path / "run").glob("README.md"))
 
 
-def test_a_second_trainer_of_a_model_makes_its_reference_anew(place: str, tmp_path: Path) -> None:
+def test_a_second_trainer_of_a_model_makes_its_reference_anew(qwen3: str, tmp_path: Path) -> None:
     """`hf-mps plan` takes steps of several lengths with one model."""
-    prepared = builders.prepare(task="dpo", model=place, data=pairs(tmp_path), max_length=100, lora={"r": 8})
+    prepared = builders.prepare(task="dpo", model=qwen3, data=pairs(tmp_path), max_length=100, lora={"r": 8})
     builders.trainer(prepared, tmp_path / "first", max_steps=3, learning_rate=1e-2).train()
     found = builders.trainer(prepared, tmp_path / "second").evaluate()
     assert found["eval_rewards/margins"] == 0.0
 
 
-def test_no_telemetry_is_sent(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_telemetry_is_sent(qwen3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import trl.trainer.base_trainer
 
-    def sent(*_: Any, **__: Any) -> None:
-        raise AssertionError("telemetry was sent")
-
-    monkeypatch.setattr(trl.trainer.base_trainer, "send_telemetry", sent)
-    prepared = builders.prepare(task="dpo", model=place, data=pairs(tmp_path), max_length=100, lora={})
+    monkeypatch.setattr(
+        trl.trainer.base_trainer, "send_telemetry", Mock(side_effect=AssertionError("telemetry was sent"))
+    )
+    prepared = builders.prepare(task="dpo", model=qwen3, data=pairs(tmp_path), max_length=100, lora={})
     builders.trainer(prepared, tmp_path / "run")
 
 
-def test_the_longer_answer_is_the_baseline(place: str, tmp_path: Path) -> None:
-    prepared = builders.prepare(task="dpo", model=place, data=pairs(tmp_path), max_length=100, lora={})
+def test_the_longer_answer_is_the_baseline(qwen3: str, tmp_path: Path) -> None:
+    prepared = builders.prepare(task="dpo", model=qwen3, data=pairs(tmp_path), max_length=100, lora={})
     longer = [len(row["chosen_ids"]) > len(row["rejected_ids"]) for row in prepared.validation]
     assert prepared.baseline.metrics == {"rewards/accuracies": sum(longer) / len(longer)}
     assert 0 < sum(longer) < len(longer)
@@ -107,8 +103,6 @@ def test_the_longer_answer_is_the_baseline(place: str, tmp_path: Path) -> None:
 
 def test_precision_and_checkpointing_are_not_turned_on_by_themselves(tmp_path: Path) -> None:
     from trl import DPOConfig
-
-    from hf_mps.finetune.models.preference_trainer import PairArguments
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # TRL's own default says it by the older name
@@ -158,13 +152,11 @@ def test_a_row_that_is_no_pair_is_refused(row: dict[str, Any], problem: str) -> 
 
 
 @pytest.mark.parametrize("task", ["dpo", "grpo"])
-def test_trl_absent_is_one_line(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
-    from hf_mps.finetune.tasks import _language
-
+def test_trl_absent_is_one_line(qwen3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str) -> None:
     monkeypatch.setattr(_language, "find_spec", lambda name: None)
     rows = str(tiny.write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4))
     data: dict[str, Any] = {"files": {"train": rows, "validation": rows}}
     more = {"rewards": "tests.finetune.rewards.functions.low", "trust_reward_code": True} if task == "grpo" else {}
     told = rf"task {task}: trl is not installed; next: pip install 'peft>=0.15' 'trl>=1.16'"
     with pytest.raises(UserError, match=told):
-        builders.prepare(task=task, model=place, data=data, max_length=100, **more)
+        builders.prepare(task=task, model=qwen3, data=data, max_length=100, **more)

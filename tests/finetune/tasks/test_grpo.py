@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
 
+from hf_mps.cli.main import main
 from hf_mps.core import notices
-from hf_mps.core.errors import UserError
+from hf_mps.finetune.models.group_trainer import Arguments
 from hf_mps.finetune.recipe import training_section
-from hf_mps.finetune.tasks.grpo import conversation
+from hf_mps.finetune.tasks.grpo import SETTLED, conversation
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command, Stop
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -61,8 +64,6 @@ def test_a_tiny_models_reward_rises_by_three_tenths_of_the_scale(place: str, tmp
 
 def oracle(model: Any, prompt: list[int], length: int) -> tuple[list[int], Any]:
     """The likeliest completion of one prompt without a cache, and the logits behind each of its tokens."""
-    import torch
-
     ids = list(prompt)
     for _ in range(length):
         with torch.no_grad():
@@ -182,8 +183,6 @@ def test_rewards_that_never_differ_are_told(place: str, tmp_path: Path) -> None:
 def test_a_saved_model_answers_prompts_as_its_run_did(
     place: str, tmp_path: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.cli.main import main
-
     monkeypatch.chdir(tmp_path)
     file = prompts(tmp_path)["files"]["train"]
     words = [f"model={place}", f"data.train={file}", f"data.validation={file}", "data.prompt=question"]
@@ -230,11 +229,7 @@ def test_a_reference_of_all_weights_stays_what_the_model_was(place: str, tmp_pat
                 " groups of it; allowed: 2, 4, 8"
             ),
         ),
-        (
-            {"num_generations": 1},
-            {},
-            snapshot("training.num_generations is 1; allowed: 2 or more, which are compared"),
-        ),
+        ({"num_generations": 1}, {}, snapshot("training.num_generations is 1; allowed: 2 or more, which are compared")),
         (
             {"max_completion_length": 64},
             {},
@@ -267,9 +262,7 @@ def test_a_reference_of_all_weights_stays_what_the_model_was(place: str, tmp_pat
 def test_what_makes_no_groups_is_refused_in_one_line(
     place: str, tmp_path: Path, training: dict[str, Any], said: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(UserError) as raised:
-        prepared(place, tmp_path, training, **said)
-    assert str(raised.value).removeprefix(f"{tmp_path}/") == problem
+    assert refusal(prepared, place, tmp_path, training, **said).removeprefix(f"{tmp_path}/") == problem
 
 
 @pytest.mark.parametrize(
@@ -288,9 +281,7 @@ def test_a_recipe_that_cannot_be_meant_is_refused(finetune: Command, word: str, 
 
 def test_too_few_prompts_for_a_step_are_refused(place: str, tmp_path: Path) -> None:
     made = prepared(place, tmp_path, rows=1)
-    with pytest.raises(UserError) as raised:
-        made.epoch({})
-    assert str(raised.value) == snapshot(
+    assert refusal(made.epoch, {}) == snapshot(
         "1 training row, and a step learns from 2 prompts; allowed: more rows, or a smaller"
         " training.gradient_accumulation_steps or training.per_device_train_batch_size"
     )
@@ -317,9 +308,6 @@ def test_a_prompt_is_a_text_or_messages_behind_the_systems_words() -> None:
 def test_the_fields_are_those_of_trl(tmp_path: Path) -> None:
     from trl import GRPOConfig
 
-    from hf_mps.finetune.models.group_trainer import Arguments
-    from hf_mps.finetune.tasks.grpo import SETTLED
-
     ours = Arguments(output_dir=str(tmp_path))
     assert not ours.bf16
     assert not ours.gradient_checkpointing
@@ -330,8 +318,7 @@ def test_the_fields_are_those_of_trl(tmp_path: Path) -> None:
 
 
 def test_a_smoke_run_of_no_completions_is_refused_in_one_line(finetune: Command) -> None:
-    ended = finetune("grpo/gsm8k", "--smoke", "training.num_generations=0")
-    assert (ended.code, ended.err) == (
-        2,
-        "hf-mps: training.num_generations is 0; allowed: 2 or more, which are compared\n",
+    assert (
+        finetune("grpo/gsm8k", "--smoke", "training.num_generations=0").refused()
+        == "training.num_generations is 0; allowed: 2 or more, which are compared"
     )

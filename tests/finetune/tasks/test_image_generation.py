@@ -14,10 +14,15 @@ import torch
 from inline_snapshot import snapshot
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from PIL import Image
+from safetensors.torch import load_file
+from transformers import TrainerCallback
 
+from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.models import checkpoint, diffusion
 from hf_mps.finetune.models.checkpoint import resolve
 from hf_mps.finetune.recipe import catalogue
+from hf_mps.finetune.tasks import image_generation
 from tests.finetune import builders
 from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
@@ -36,8 +41,6 @@ SMALL = ("image_size=64", "generate.num_inference_steps=2", "generate.rows=1")
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny pipeline of each kind; that of SD3 is a small 3.5 medium, whose first blocks attend twice."""
-    from hf_mps.finetune.models import checkpoint, diffusion
-
     place = tmp_path_factory.mktemp("diffusion")
     for kind, size in checkpoint.KNOWN.values():
         if kind.startswith("stable-diffusion") and not (place / kind).exists():
@@ -81,8 +84,6 @@ def prepared(model: Path, photos: Path, **keys: Any) -> Any:
 
 def started(made: Any, folder: Path, **settings: Any) -> tuple[Any, list[torch.Tensor]]:
     """A trainer whose adapters all act from the start, and a list that gets the random state of each of its steps."""
-    from transformers import TrainerCallback
-
     states: list[torch.Tensor] = []
 
     class Draws(TrainerCallback):  # type: ignore[misc]
@@ -285,8 +286,6 @@ def test_an_evaluation_measures_the_same_noise_each_time_and_in_any_batch(
 def test_latents_are_made_once_and_anew_for_another_image(
     models: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hf_mps.finetune.tasks import image_generation
-
     cut: list[Any] = []
     squared = image_generation.squared
     monkeypatch.setattr(image_generation, "squared", lambda image, size: (cut.append(image), squared(image, size))[1])
@@ -307,7 +306,6 @@ def test_a_run_leaves_weights_that_diffusers_pipeline_loads(
     kind: str, rate: float, models: Path, photos: Path, train: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = train(kind, "training.max_steps=3", f"training.learning_rate={rate}", "seed=7")
-    from safetensors.torch import load_file
 
     said = results(run)
     assert said["metrics"]["mse"] != said["baseline"]["metrics"]["mse"]
@@ -331,8 +329,6 @@ def test_a_run_leaves_weights_that_diffusers_pipeline_loads(
         assert torch.equal(ours[f"base_model.model.{name}"], weight)
     assert abs(theirs - plain).max() > 0.05
     Path("asked.csv").write_text("text\npicture 3\n", encoding="utf-8")
-    from hf_mps.cli.main import main
-
     assert main(["predict", "run", "asked.csv", "--out", "answers.csv"]) == 0
     made = numpy.asarray(Image.open("answers.files/000001.png"), dtype=numpy.float32) / 255
     assert abs(made - theirs[0]).max() < 0.02  # one step of 8 bits, and the device's rounding

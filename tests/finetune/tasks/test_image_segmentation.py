@@ -9,8 +9,13 @@ from typing import Any
 
 import numpy
 import pytest
+from datasets import Dataset
+from PIL import Image
 
+from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.tasks import image_segmentation
 from tests.finetune import builders, senses, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -57,10 +62,6 @@ def test_it_learns_classes_on_mps_and_the_saved_model_answers(
     """Mean IoU rises by 0.3 over the one of the most frequent class everywhere, on other scenes; evaluate's own formula
     is tested in tests/metrics.
     """
-    from PIL import Image
-
-    from hf_mps.cli.main import main
-
     finetune("my.yaml").finished()
     said = results(scenes / "runs/my")
     assert said["device"]["value"] == "mps"
@@ -107,8 +108,6 @@ def prepare(folder: Path, segformer: Path, **values: Any) -> Any:
 
 def test_an_image_and_its_mask_are_varied_together(tmp_path: Path, segformer: Path) -> None:
     """Where a pixel of the prepared image is red, its class is red: wherever it was cropped and mirrored to."""
-    from PIL import Image
-
     rows = []
     for number in range(6):
         row = senses.masked(tmp_path, number)
@@ -156,8 +155,6 @@ def test_zero_is_no_class_where_the_recipe_says_so(tmp_path: Path, segformer: Pa
 def test_masks_that_cannot_be_learned_are_refused(
     tmp_path: Path, segformer: Path, mask: Any, labels: list[str] | None, problem: str
 ) -> None:
-    from PIL import Image
-
     row = senses.masked(tmp_path, 0)
     Image.fromarray(mask).save(tmp_path / row["mask"])
     tiny.write_csv(tmp_path / "train.csv", [row])
@@ -171,12 +168,6 @@ def test_masks_that_cannot_be_learned_are_refused(
 def test_a_written_mask_holds_the_numbers_of_its_classes_and_can_be_learned_from(
     tmp_path: Path, classes: int, mode: str
 ) -> None:
-    from datasets import Dataset
-    from PIL import Image
-
-    from hf_mps.finetune.data.rows import Rows
-    from hf_mps.finetune.tasks import image_segmentation
-
     numbers = (numpy.arange(20 * 30) % classes).reshape(20, 30)
     (tmp_path / "mask.png").write_bytes(image_segmentation.png(numbers))
     with Image.open(tmp_path / "mask.png") as written:

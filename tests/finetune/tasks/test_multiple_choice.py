@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
+from transformers import AutoTokenizer
 
+from hf_mps.finetune.data import load
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.recipe.resolve import load_recipe
+from hf_mps.finetune.tasks.multiple_choice import MultipleChoice
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -86,14 +92,6 @@ def test_choices_in_columns_of_their_own_with_letters_and_a_start_train_alike(
 
 
 def test_every_choice_of_a_batch_is_padded_to_one_length_of_the_list(choosing: Path, finetune: Command) -> None:
-    import torch
-    from transformers import AutoTokenizer
-
-    from hf_mps.finetune.data import load
-    from hf_mps.finetune.models import checkpoint
-    from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.tasks.multiple_choice import MultipleChoice
-
     longer = [{**row, "context": row["context"] + " it" * (number % 5)} for number, row in enumerate(rows(48))]
     tiny.write_jsonl(choosing / "train.jsonl", longer)
     made = load_recipe("my.yaml")
@@ -128,7 +126,7 @@ def test_rows_that_do_not_fit_are_refused_by_their_number(
     made = rows(18, 48)
     made[2] |= change
     tiny.write_jsonl(choosing / "dev.jsonl", made)
-    assert finetune("my.yaml") == (2, "", f"hf-mps: {line}\n")
+    assert finetune("my.yaml").refused() == f"{line}"
 
 
 def test_columns_that_cannot_be_are_refused(choosing: Path, finetune: Command) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from datasets import Dataset
 from inline_snapshot import snapshot
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
-from hf_mps.core.errors import UserError
 from hf_mps.finetune.recipe import catalogue
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.tasks.preferences import wanted
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -26,11 +30,6 @@ TEMPLATE = (
 YES, NO = "Yes, it is a big red ball.", "The dog ran to the tree."
 # Of one batch size for training and evaluation, whose rows TRL's KTO pairs by it.
 STEPS = {"max_steps": 6, "learning_rate": 1e-2, "train_sampling_strategy": "sequential", "use_cpu": True}
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(builders.model(tmp_path_factory.mktemp("models"), "qwen3"))
 
 
 def pairs(number: int) -> dict[str, Any]:
@@ -62,7 +61,6 @@ COLUMNS = {"dpo": {"prompt": "prompt"}, "orpo": {"prompt": "prompt"}, "kto": {"c
 
 
 def theirs(task: str) -> tuple[type[Any], type[Any]]:
-    import warnings
 
     import trl
 
@@ -81,10 +79,8 @@ def losses(trainer: Any) -> list[float]:
 @pytest.mark.rotated("-")  # of each task one of the two
 @pytest.mark.parametrize("adapters", [False, True], ids=["whole", "lora"])
 @pytest.mark.parametrize("task", ["dpo", "orpo", "kto"])
-def test_each_steps_loss_is_that_of_trls_own_trainer(task: str, adapters: bool, place: str, tmp_path: Path) -> None:
-    from datasets import Dataset
+def test_each_steps_loss_is_that_of_trls_own_trainer(task: str, adapters: bool, qwen3: str, tmp_path: Path) -> None:
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
@@ -93,7 +89,7 @@ def test_each_steps_loss_is_that_of_trls_own_trainer(task: str, adapters: bool, 
     lora = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]} if adapters else None
     set_seed(1)
     prepared = builders.prepare(
-        task=task, model=place, data=data, max_length=46, chat_template=str(template), lora=lora, seed=1
+        task=task, model=qwen3, data=data, max_length=46, chat_template=str(template), lora=lora, seed=1
     )
     started = {name: weight.clone() for name, weight in prepared.model.state_dict().items()}
     ours = builders.trainer(prepared, tmp_path / "ours", **STEPS)
@@ -101,9 +97,9 @@ def test_each_steps_loss_is_that_of_trls_own_trainer(task: str, adapters: bool, 
     ours_after = ours.evaluate()
 
     config, kind = theirs(task)
-    tokenizer = AutoTokenizer.from_pretrained(place)
+    tokenizer = AutoTokenizer.from_pretrained(qwen3)
     tokenizer.chat_template = TEMPLATE
-    model = AutoModelForCausalLM.from_pretrained(place)
+    model = AutoModelForCausalLM.from_pretrained(qwen3)
     settings = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "logging_steps": 1, "seed": 1}
     settings |= {"report_to": "none", "save_strategy": "no", "bf16": False, "gradient_checkpointing": False}
     stock = kind(
@@ -125,15 +121,13 @@ def test_each_steps_loss_is_that_of_trls_own_trainer(task: str, adapters: bool, 
 
 
 def test_the_rewards_of_a_pair_are_beta_times_the_mean_log_probability_of_its_tokens(
-    place: str, tmp_path: Path
+    qwen3: str, tmp_path: Path
 ) -> None:
     """ORPO has no reference: an answer is rewarded by how likely it is, whatever its length."""
-    import torch
-
     rows = [{"prompt": f"Is it red, {n}?", "chosen": YES, "rejected": NO} for n in range(6)]
     file = str(tiny.write_jsonl(tmp_path / "pairs.jsonl", rows))
     data = {"files": {"train": file, "validation": file}, "columns": {"prompt": "prompt"}}
-    prepared = builders.prepare(task="orpo", model=place, data=data, max_length=100)
+    prepared = builders.prepare(task="orpo", model=qwen3, data=data, max_length=100)
     trainer = builders.trainer(prepared, tmp_path / "run", learning_rate=1e-2, max_steps=4)
     assert trainer.args.device.type == "mps"
     trainer.train()
@@ -155,15 +149,14 @@ def test_the_rewards_of_a_pair_are_beta_times_the_mean_log_probability_of_its_to
     assert found["eval_rewards/margins"] == pytest.approx(sum(a - b for a, b in expected) / len(expected), rel=1e-3)
 
 
-def test_a_pair_is_two_answers_to_kto_as_trl_takes_them_apart(place: str, tmp_path: Path) -> None:
-    from datasets import Dataset
+def test_a_pair_is_two_answers_to_kto_as_trl_takes_them_apart(qwen3: str, tmp_path: Path) -> None:
     from trl import unpair_preference_dataset
 
     rows = [{"prompt": f"Is it red, {n}?", **pairs(n)} for n in range(6)]
     file = str(tiny.write_jsonl(tmp_path / "pairs.jsonl", rows))
     columns = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
     data = {"files": {"train": file, "validation": file}, "columns": columns}
-    prepared = builders.prepare(task="kto", model=place, data=data, max_length=100)
+    prepared = builders.prepare(task="kto", model=qwen3, data=data, max_length=100)
     decode = prepared.processing_class.decode
     ours = {(decode(row["completion_ids"], skip_special_tokens=True), row["label"]) for row in prepared.train}
     apart = unpair_preference_dataset(Dataset.from_list(rows))
@@ -173,11 +166,11 @@ def test_a_pair_is_two_answers_to_kto_as_trl_takes_them_apart(place: str, tmp_pa
     assert prepared.choices["rows"].reason.endswith("50% of the training ones are wanted")
 
 
-def test_each_prompt_of_a_batch_is_paired_with_the_answer_to_another(place: str, tmp_path: Path) -> None:
+def test_each_prompt_of_a_batch_is_paired_with_the_answer_to_another(qwen3: str, tmp_path: Path) -> None:
     file = str(tiny.write_jsonl(tmp_path / "rows.jsonl", ROWS["kto"]))
     data = {"files": {"train": file, "validation": file}}
-    prepared = builders.prepare(task="kto", model=place, data=data, max_length=100)
-    rows = [dict(prepared.train[place]) for place in (7, 2, 5)]
+    prepared = builders.prepare(task="kto", model=qwen3, data=data, max_length=100)
+    rows = [dict(prepared.train[qwen3]) for qwen3 in (7, 2, 5)]
     batch = prepared.collator(rows)
     for prefix, order in (("", (0, 1, 2)), ("KL_", (2, 0, 1))):
         for place_, other in enumerate(order):
@@ -236,16 +229,12 @@ def test_any_other_label_is_refused(label: object) -> None:
     ],
 )
 def test_what_kto_cannot_do_is_one_line(words: list[str], line: str) -> None:
-    with pytest.raises(UserError) as raised:
-        load_recipe("kto/kto-mix", words)
-    assert str(raised.value).replace(str(catalogue.find("kto/kto-mix").path), "RECIPE") == line
+    assert refusal(load_recipe, "kto/kto-mix", words).replace(str(catalogue.find("kto/kto-mix").path), "RECIPE") == line
 
 
-def test_validation_rows_of_one_label_have_no_margin(place: str, tmp_path: Path) -> None:
+def test_validation_rows_of_one_label_have_no_margin(qwen3: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"Is it red, {n}?", "completion": YES, "label": True} for n in range(4)]
     file = str(tiny.write_jsonl(tmp_path / "rows.jsonl", rows))
-    with pytest.raises(UserError) as raised:
-        builders.prepare(task="kto", model=place, data={"files": {"train": file, "validation": file}}, max_length=100)
-    assert str(raised.value) == snapshot(
-        "every row of validation has the label true; allowed: rows of both, to be told apart"
-    )
+    assert refusal(
+        builders.prepare, task="kto", model=qwen3, data={"files": {"train": file, "validation": file}}, max_length=100
+    ) == snapshot("every row of validation has the label true; allowed: rows of both, to be told apart")

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from inline_snapshot import snapshot
+from transformers import AutoTokenizer
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
@@ -127,45 +129,36 @@ def test_squads_own_format_is_read_and_a_texts_questions_stay_together(asking: P
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "words", "message"),
     [
+        ({}, "metrics=accuracy", "metrics has 'accuracy', which question-answering does not compute; allowed: squad"),
+        (
+            {"answers": {"text": [], "answer_start": []}},
+            "version_2_with_negative=false",
+            "train.jsonl: row 1 has no answer; allowed with version_2_with_negative=true",
+        ),
         (
             {"answers": {"text": ["bird"], "answer_start": [0]}},
+            "seed=1",
             "train.jsonl: row 1: the text at answer_start 0 is 'the ', not 'bird'; allowed: the answer's place,"
             " in characters from 0",
         ),
-        ({"question": None}, "train.jsonl: row 1 has no question; allowed: a text in every row"),
+        ({"question": None}, "seed=1", "train.jsonl: row 1 has no question; allowed: a text in every row"),
         (
             {"question": "the " * 20},
+            "seed=1",
             "train.jsonl: row 1: the question has 20 tokens, which leaves 1 of 24 for the text; allowed: more than"
             " doc_stride, 4; next: a larger max_length or a smaller doc_stride",
         ),
     ],
 )
-def test_a_row_that_cannot_be_asked_is_named(
-    asking: Path, finetune: Command, change: dict[str, Any], message: str
+def test_what_cannot_be_asked_or_measured_is_named(
+    asking: Path, finetune: Command, change: dict[str, Any], words: str, message: str
 ) -> None:
     lines = rows(12)
     lines[0] |= change
     tiny.write_jsonl(asking / "train.jsonl", lines)
-    assert finetune("my.yaml").refused() == message
-
-
-def test_a_question_without_an_answer_is_refused_where_the_recipe_says_that_there_are_none(
-    asking: Path, finetune: Command
-) -> None:
-    tiny.write_jsonl(asking / "dev.jsonl", rows(4, nothing=True))
-    assert (
-        finetune("my.yaml", "version_2_with_negative=false").refused()
-        == "dev.jsonl: row 1 has no answer; allowed with version_2_with_negative=true"
-    )
-
-
-def test_a_metric_of_labels_is_refused(asking: Path, finetune: Command) -> None:
-    assert (
-        finetune("my.yaml", "metrics=accuracy").refused()
-        == "metrics has 'accuracy', which question-answering does not compute; allowed: squad"
-    )
+    assert finetune("my.yaml", words).refused() == message
 
 
 def test_a_typed_stride_as_long_as_the_window_is_refused_and_a_files_own_gives_way(
@@ -177,16 +170,12 @@ def test_a_typed_stride_as_long_as_the_window_is_refused_and_a_files_own_gives_w
 
 
 def dataset(lines: list[dict[str, Any]]) -> Rows:
-    from datasets import Dataset
-
     return Rows(Dataset.from_list(lines), "here")
 
 
 @pytest.fixture(params=["right", "left"])
 def cut(asking: Path, request: pytest.FixtureRequest) -> QAWindowing:
     """How to cut, with the padding behind the text and, as in XLNet, before it: the text then comes first."""
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(asking / "model", padding_side=request.param)
     return QAWindowing(tokenizer, "tiny", longest=12, stride=3, negative=False)
 

@@ -9,16 +9,23 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from datasets import Dataset
 from inline_snapshot import snapshot
 
-from hf_mps.core.errors import UserError
+from hf_mps.cli.main import main
+from hf_mps.finetune.data import load
 from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.recipe.resolve import load_recipe
+from hf_mps.finetune.run.trainer import recipe_trainer
 from hf_mps.finetune.tasks import rerank
+from hf_mps.finetune.tasks.rerank import Rerank
 from hf_mps.metrics import scores
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
+from tests.refusals import refusal
 
 pytest.importorskip("sentence_transformers")
 
@@ -85,7 +92,6 @@ def test_lists_are_learned_measured_and_saved_for_sentence_transformers(asking: 
     assert said["metrics"]["ndcg@10"] == pytest.approx(numpy.mean(theirs), abs=1e-3)
     assert (run / "relevance.png").read_bytes().startswith(b"\x89PNG")
     # The saved model, through the library's own front door, gives the same scores; its sigmoid is left out.
-    import torch
 
     model = CrossEncoder(str(run), device="cpu")
     scores = model.predict([(line["text"], line["document"]) for line in lines], activation_fn=torch.nn.Identity())
@@ -125,15 +131,8 @@ def test_a_right_and_a_wrong_answer_are_a_list_of_two(asking: Path, finetune: Co
 
 def test_the_losses_see_the_tokens_of_the_batch_and_not_the_texts(asking: Path) -> None:
     """The library's loss over texts that it tokenises itself, and ours over tokens that the collator padded."""
-    import torch
     from sentence_transformers import CrossEncoder
     from sentence_transformers.cross_encoder import losses
-
-    from hf_mps.finetune.data import load
-    from hf_mps.finetune.models import checkpoint
-    from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.run.trainer import recipe_trainer
-    from hf_mps.finetune.tasks.rerank import Rerank
 
     made = load_recipe("my.yaml", ["data.rows.train=8", "loss=LambdaLoss"])
     rows = load.load(made.recipe.data, 1)
@@ -204,8 +203,6 @@ def test_an_order_is_measured_as_scikit_learn_does_and_equal_scores_earn_nothing
 def test_a_saved_model_ranks_the_documents_of_a_row(
     asking: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from hf_mps.cli.main import main
-
     assert finetune("my.yaml", "training.max_steps=1").code == 0
     unlabelled = [{name: row[name] for name in ("question", "answers")} for row in lists(4, 1)]
     tiny.write_jsonl(asking / "new.jsonl", unlabelled)
@@ -218,9 +215,7 @@ def test_a_saved_model_ranks_the_documents_of_a_row(
 
 def test_documents_that_are_numbers_are_refused() -> None:
     rows = Rows(Dataset.from_list([{"text": "a", "documents": [1, 2]}]), "rows.jsonl")
-    with pytest.raises(UserError) as raised:
-        rerank.read(rows)
-    assert str(raised.value) == snapshot(
+    assert refusal(rerank.read, rows) == snapshot(
         "rows.jsonl: data.columns.documents names a column of type list of int64; allowed: a list of texts in"
         " each row, as JSON and Parquet have them"
     )

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy
 import pytest
+from datasets import Dataset
 
 from hf_mps import metrics
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models import embeddings
+from hf_mps.finetune.text.lengths import Lengths
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -169,18 +171,8 @@ def test_a_score_that_is_no_number_is_named(pairing: Path, finetune: Command) ->
     assert finetune("my.yaml").refused() == "train.csv: row 4 has the score 'high'; allowed: a number in every row"
 
 
-def test_arguments_of_sentence_transformers_are_fields_of_the_recipe(pairing: Path, finetune: Command) -> None:
-    finetune("my.yaml", "training.batch_sampler=no_duplicates", "training.max_steps=1").finished()
-    assert results(pairing / "runs/my")["choices"]["sampling"] == {
-        "value": "no_duplicates",
-        "reason": "the recipe says so",
-    }
-
-
 def test_each_column_of_a_batch_is_padded_by_itself_to_a_length_of_the_list(pairing: Path) -> None:
     from sentence_transformers import SentenceTransformer
-
-    from hf_mps.finetune.text.lengths import Lengths
 
     model = SentenceTransformer(str(pairing / "model"), device="cpu")
     collator = embeddings.collator(model, Lengths(16, "list", (8, 16)), None)
@@ -216,8 +208,6 @@ class Vectors:
 
 
 def judge(rows: list[dict[str, Any]], metric: str) -> embeddings.EmbeddingEvaluator:
-    from datasets import Dataset
-
     data = Dataset.from_list(rows)
     return embeddings.EmbeddingEvaluator(Rows(data, "here"), data, metrics.load([metric]), Vectors())
 

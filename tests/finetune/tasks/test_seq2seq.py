@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import M2M100Config, M2M100ForConditionalGeneration, NllbTokenizer, set_seed
 
 from hf_mps import metrics
 from hf_mps.core.errors import UserError
 from hf_mps.metrics import table, texts
 from tests.finetune import builders, tiny
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 ROWS = [{"translation": {"en": text, "xx": " ".join(reversed(text.split()))}} for text in builders.TEXTS * 2]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
 
 
 def translations(folder: Path) -> dict[str, Any]:
@@ -65,9 +64,6 @@ def test_the_source_stands_behind_its_prefix(models: Path, tmp_path: Path) -> No
 
 
 def test_a_checkpoints_own_prefix_is_taken(models: Path, tmp_path: Path) -> None:
-    import json
-    import shutil
-
     place = tmp_path / "t5"
     shutil.copytree(builders.model(models, "t5"), place)
     config = json.loads((place / "config.json").read_text(encoding="utf-8"))
@@ -79,8 +75,6 @@ def test_a_checkpoints_own_prefix_is_taken(models: Path, tmp_path: Path) -> None
 
 
 def test_a_model_of_many_languages_writes_the_one_that_is_asked_for(tmp_path: Path) -> None:
-    from transformers import M2M100Config, M2M100ForConditionalGeneration, NllbTokenizer, set_seed
-
     place = tmp_path / "nllb"
     tokenizer = NllbTokenizer()
     tokenizer.save_pretrained(place)
@@ -137,9 +131,7 @@ def test_rouge_lsum_is_taken_by_sentences() -> None:
 
 def test_a_package_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "find_spec", lambda name: None)
-    with pytest.raises(UserError) as raised:
-        metrics.load(["chrf"])
-    assert str(raised.value) == snapshot(
+    assert refusal(metrics.load, ["chrf"]) == snapshot(
         "metrics has chrf, and sacrebleu is not installed; next: pip install 'rouge-score>=0.1.2' 'sacrebleu>=2.4'"
         " 'sentencepiece>=0.2'"
     )
@@ -160,6 +152,6 @@ def test_a_package_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_what_cannot_be_is_refused(models: Path, tmp_path: Path, values: dict[str, Any], problem: str) -> None:
     place = str(builders.model(models, "bart"))
-    with pytest.raises(UserError) as raised:
-        builders.prepare(task="translation", model=place, data=translations(tmp_path), max_length=64, **values)
-    assert problem in str(raised.value)
+    assert problem in refusal(
+        builders.prepare, task="translation", model=place, data=translations(tmp_path), max_length=64, **values
+    )

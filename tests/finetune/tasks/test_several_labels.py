@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy
 import pytest
+from datasets import Dataset
 from inline_snapshot import snapshot
+from transformers import pipeline
 
+from hf_mps.cli.main import main
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.metrics import selection
@@ -59,10 +62,6 @@ def animals(desk: Path) -> Path:
 def test_a_run_learns_every_label_of_a_row_and_the_saved_model_says_them(
     animals: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from transformers import pipeline
-
-    from hf_mps.cli.main import main
-
     assert (
         finetune(
             "my.yaml",
@@ -202,13 +201,9 @@ def test_what_cannot_be_labels_is_refused_in_one_line(
 
 
 def test_text_without_a_separator_is_refused_with_the_ways_on(desk: Path, finetune: Command) -> None:
-    assert finetune("my.yaml", "problem_type=multi_label_classification") == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: train.csv: the label column holds text; several labels are a list, columns of 0 and 1"
-            " (data.columns.label=[a, b]), or text with separators; next: data.separator=','\n"
-        ),
+    assert finetune("my.yaml", "problem_type=multi_label_classification").refused() == snapshot(
+        "train.csv: the label column holds text; several labels are a list, columns of 0 and 1"
+        " (data.columns.label=[a, b]), or text with separators; next: data.separator=','"
     )
     ended = finetune("my.yaml", "threshold=0.4")
     assert ended.err == snapshot(
@@ -217,8 +212,6 @@ def test_text_without_a_separator_is_refused_with_the_ways_on(desk: Path, finetu
 
 
 def of_columns(*values: tuple[Any, Any]) -> Rows:
-    from datasets import Dataset
-
     columns = {"label_0": [one for one, _ in values], "label_1": [other for _, other in values]}
     return Rows(Dataset.from_dict(columns), "here")
 

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
+from transformers import AutoModelForCausalLM
 
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -27,19 +30,14 @@ CHATS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(builders.model(tmp_path_factory.mktemp("models"), "qwen3"))
-
-
 def chats(folder: Path, conversations: Any = CHATS) -> dict[str, Any]:
     train = str(tiny.write_jsonl(folder / "train.jsonl", [{"messages": one} for one in conversations]))
     validation = str(tiny.write_jsonl(folder / "validation.jsonl", [{"messages": one} for one in CHATS[:4]]))
     return {"files": {"train": train, "validation": validation}}
 
 
-def test_labels_are_the_assistants_words_and_nothing_else(place: str, tmp_path: Path) -> None:
-    prepared = builders.prepare(task="sft", model=place, data=chats(tmp_path), max_length=200, packing=False)
+def test_labels_are_the_assistants_words_and_nothing_else(qwen3: str, tmp_path: Path) -> None:
+    prepared = builders.prepare(task="sft", model=qwen3, data=chats(tmp_path), max_length=200, packing=False)
     tokenizer = prepared.processing_class
     for conversation, row in zip(CHATS, prepared.train, strict=True):
         assert tokenizer.decode(row["input_ids"]) == tokenizer.apply_chat_template(conversation, tokenize=False)
@@ -50,7 +48,7 @@ def test_labels_are_the_assistants_words_and_nothing_else(place: str, tmp_path: 
         assert all(label in (-100, token) for label, token in zip(row["labels"], row["input_ids"], strict=True))
 
 
-def test_an_alpaca_row_and_the_same_conversation_are_one(place: str, tmp_path: Path) -> None:
+def test_an_alpaca_row_and_the_same_conversation_are_one(qwen3: str, tmp_path: Path) -> None:
     asked, given, answer = "Add.", "2, 2", "It is 4."
     alpaca = str(tiny.write_jsonl(tmp_path / "a.jsonl", [{"question": asked, "input": given, "answer": answer}] * 2))
     said = [{"from": "human", "value": f"{asked}\n\n{given}"}, {"from": "gpt", "value": answer}]
@@ -59,7 +57,7 @@ def test_an_alpaca_row_and_the_same_conversation_are_one(place: str, tmp_path: P
     one, other = (
         builders.prepare(
             task="sft",
-            model=place,
+            model=qwen3,
             data={"files": {"train": file, "validation": file}, "columns": columns},
             max_length=100,
         )
@@ -69,7 +67,7 @@ def test_an_alpaca_row_and_the_same_conversation_are_one(place: str, tmp_path: P
 
 
 def test_the_system_column_beside_a_conversation_is_read_where_named_and_told_of_where_not(
-    place: str, tmp_path: Path
+    qwen3: str, tmp_path: Path
 ) -> None:
     given = [{"conversations": one, "system": "You are brief."} for one in CHATS]
     file = str(tiny.write_jsonl(tmp_path / "rows.jsonl", given))
@@ -77,37 +75,35 @@ def test_the_system_column_beside_a_conversation_is_read_where_named_and_told_of
     data = {"files": {"train": file, "validation": file}, "columns": named}
     notices.forget()
     with notices.redirected(heard.append):
-        without = builders.prepare(task="sft", model=place, data=data, max_length=200).train[0]["input_ids"]
+        without = builders.prepare(task="sft", model=qwen3, data=data, max_length=200).train[0]["input_ids"]
     assert heard == [
         f"{file}: the column 'system' is not read; next: data.columns.system=system puts its words before each"
         " conversation"
     ]
     data["columns"] = {**named, "system": "system"}
-    made = builders.prepare(task="sft", model=place, data=data, max_length=200).train[0]["input_ids"]
+    made = builders.prepare(task="sft", model=qwen3, data=data, max_length=200).train[0]["input_ids"]
     same = [[{"role": "system", "content": "You are brief."}, *one] for one in CHATS]
-    whole = builders.prepare(task="sft", model=place, data=chats(tmp_path, same), max_length=200).train[0]["input_ids"]
+    whole = builders.prepare(task="sft", model=qwen3, data=chats(tmp_path, same), max_length=200).train[0]["input_ids"]
     assert list(made) == list(whole) != list(without)
     twice = [{"conversations": one, "system": "Something else."} for one in same]
     data["files"] = {split: str(tiny.write_jsonl(tmp_path / "twice.jsonl", twice)) for split in data["files"]}
-    made = builders.prepare(task="sft", model=place, data=data, max_length=200).train[0]["input_ids"]
+    made = builders.prepare(task="sft", model=qwen3, data=data, max_length=200).train[0]["input_ids"]
     assert list(made) == list(whole)
 
 
-def test_rows_without_room_for_an_answer_are_left_out_and_counted(place: str, tmp_path: Path) -> None:
+def test_rows_without_room_for_an_answer_are_left_out_and_counted(qwen3: str, tmp_path: Path) -> None:
     long = [{"role": "user", "content": "Why? " * 200}, {"role": "assistant", "content": "So."}]
     prepared = builders.prepare(
-        task="sft", model=place, data=chats(tmp_path, [*CHATS, long]), max_length=120, packing=False
+        task="sft", model=qwen3, data=chats(tmp_path, [*CHATS, long]), max_length=120, packing=False
     )
     assert len(prepared.train) == len(CHATS)
     assert "left out, their prompt alone is max_length or longer: 1 train row" in prepared.choices["learned"].reason
 
 
-def test_packed_rows_have_the_loss_of_single_ones(place: str, tmp_path: Path) -> None:
-    import torch
-
+def test_packed_rows_have_the_loss_of_single_ones(qwen3: str, tmp_path: Path) -> None:
     losses = []
     for packing in (False, True):
-        prepared = builders.prepare(task="sft", model=place, data=chats(tmp_path), max_length=256, packing=packing)
+        prepared = builders.prepare(task="sft", model=qwen3, data=chats(tmp_path), max_length=256, packing=packing)
         model = prepared.model.to("mps").eval()
         total, count = 0.0, 0
         for row in range(len(prepared.train)):
@@ -125,13 +121,12 @@ def test_packed_rows_have_the_loss_of_single_ones(place: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("export", ["merged", "adapter"])
-def test_adapters_learn_and_the_saved_model_answers_as_the_trained_one(place: str, tmp_path: Path, export: str) -> None:
+def test_adapters_learn_and_the_saved_model_answers_as_the_trained_one(qwen3: str, tmp_path: Path, export: str) -> None:
     from peft import AutoPeftModelForCausalLM
-    from transformers import AutoModelForCausalLM
 
     prepared = builders.prepare(
         task="sft",
-        model=place,
+        model=qwen3,
         data=chats(tmp_path),
         max_length=200,
         lora={"r": 8, "export": export},
@@ -150,10 +145,10 @@ def test_adapters_learn_and_the_saved_model_answers_as_the_trained_one(place: st
     assert (tmp_path / "saved" / "chat_template.jinja").is_file()
 
 
-def test_a_row_that_is_no_conversation_is_refused_by_its_number(place: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as raised:
-        builders.prepare(task="sft", model=place, data=chats(tmp_path, [*CHATS, CHATS[0][:1]]), max_length=200)
-    assert str(raised.value).endswith(
+def test_a_row_that_is_no_conversation_is_refused_by_its_number(qwen3: str, tmp_path: Path) -> None:
+    assert refusal(
+        builders.prepare, task="sft", model=qwen3, data=chats(tmp_path, [*CHATS, CHATS[0][:1]]), max_length=200
+    ).endswith(
         "train.jsonl: row 13 has no words of the assistant; allowed: at least one message of role assistant (or gpt)"
     )
 
@@ -165,16 +160,16 @@ def test_a_row_that_is_no_conversation_is_refused_by_its_number(place: str, tmp_
         ({"output": "answer"}, "has output; give instruction and output, or messages"),
     ],
 )
-def test_half_a_shape_is_refused(place: str, tmp_path: Path, columns: dict[str, str], problem: str) -> None:
+def test_half_a_shape_is_refused(qwen3: str, tmp_path: Path, columns: dict[str, str], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        builders.recipe(task="sft", model=place, data={**chats(tmp_path), "columns": columns})
+        builders.recipe(task="sft", model=qwen3, data={**chats(tmp_path), "columns": columns})
 
 
-def test_a_conversation_that_the_template_refuses_is_refused_by_its_number(place: str, tmp_path: Path) -> None:
+def test_a_conversation_that_the_template_refuses_is_refused_by_its_number(qwen3: str, tmp_path: Path) -> None:
     refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     (tmp_path / "own.jinja").write_text(refusing + chat.PLAIN, encoding="utf-8")
     prepared = builders.prepare(
-        task="sft", model=place, data=chats(tmp_path), chat_template=str(tmp_path / "own.jinja")
+        task="sft", model=qwen3, data=chats(tmp_path), chat_template=str(tmp_path / "own.jinja")
     )
     asked: list[dict[str, Any]] = [{"messages": [{"role": role, "content": "Hi"}]} for role in ("user", "system")]
     rows = Rows(Dataset.from_list(asked), "asked.jsonl")

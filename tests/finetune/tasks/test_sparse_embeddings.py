@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hf_mps.cli.main import main
 from hf_mps.finetune import smoke
 from hf_mps.finetune.smoke.processors import Family
 from tests.finetune import tiny
@@ -53,8 +55,6 @@ def _masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def pairing(desk: Path, _masked: Path) -> Path:
     """The desk with pairs and a masked language model."""
-    import shutil
-
     shutil.copytree(_masked, desk / "masked")
     for name in ("train.csv", "dev.csv"):
         tiny.write_csv(desk / name, pairs())
@@ -102,10 +102,7 @@ def test_embeddings_are_sparser_where_a_dimension_costs_more(pairing: Path, fine
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ("model=model",),
-            "model model: it has no head that predicts masked words; allowed: masked language models",
-        ),
+        (("model=model",), "model model: it has no head that predicts masked words; allowed: masked language models"),
         (("metrics=retrieval",), "which sparse-embeddings does not compute; allowed: sparse_retrieval, active_dims"),
         (("data.columns.text_pair=first",), "names one column for two roles"),
         (("document_regularizer=0",), "document_regularizer"),
@@ -118,8 +115,6 @@ def test_what_does_not_fit_is_refused(pairing: Path, finetune: Command, words: t
 def test_a_saved_model_weighs_the_words_of_texts_and_scores_pairs(
     pairing: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from hf_mps.cli.main import main
-
     assert finetune("my.yaml", "training.max_steps=1").code == 0
     for columns, key in ((("first", "second"), "score"), (("first",), "words")):
         tiny.write_csv(pairing / "new.csv", [{name: row[name] for name in columns} for row in pairs()])

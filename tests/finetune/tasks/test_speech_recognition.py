@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
+import torch
+from datasets import Dataset
 from inline_snapshot import snapshot
+from safetensors.numpy import load_file
+from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2Model, pipeline
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
@@ -41,9 +46,6 @@ training:
 @pytest.fixture(scope="module")
 def ear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer wav2vec2 with random weights and its feature extractor."""
-    import torch
-    from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2Model
-
     folder = tmp_path_factory.mktemp("ear") / "ear"
     torch.manual_seed(0)
     config = Wav2Vec2Config(
@@ -64,8 +66,6 @@ def ear(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hearing(desk: Path, ear: Path) -> Path:
     """The desk with a recipe, sixteen and eight spoken rows of tones, and the model."""
-    import shutil
-
     shutil.copytree(ear, desk / "ear")
     sounds = desk / "sounds"
     sounds.mkdir()
@@ -79,8 +79,6 @@ def hearing(desk: Path, ear: Path) -> Path:
 
 @pytest.mark.usefixtures("rendered")
 def test_a_run_falls_back_with_exactly_the_operators_that_its_recipe_names(hearing: Path, finetune: Command) -> None:
-    from transformers import pipeline
-
     assert finetune("my.yaml").code == 0
     said = results(hearing / "runs/my")
     assert said["device"]["value"] == "mps"
@@ -128,8 +126,6 @@ def test_a_model_learns_to_hear_what_it_never_heard(hearing: Path, finetune: Com
 def test_the_feature_encoder_stays_as_it_was_unless_the_recipe_frees_it(
     hearing: Path, ear: Path, finetune: Command
 ) -> None:
-    from safetensors.numpy import load_file
-
     name = "feature_extractor.conv_layers.0.conv.weight"
     before = load_file(ear / "model.safetensors")[name]
     for free in (False, True):
@@ -138,6 +134,16 @@ def test_the_feature_encoder_stays_as_it_was_unless_the_recipe_frees_it(
         assert finetune("my.yaml", *words).code == 0
         after = load_file(hearing / folder / "model.safetensors")[f"wav2vec2.{name}"]
         assert numpy.array_equal(before, after) is not free
+
+
+def test_accumulating_gradients_does_not_multiply_the_loss(hearing: Path, finetune: Command) -> None:
+    losses = []
+    for batch, steps in ((8, 1), (4, 2)):
+        sizes = f"per_device_train_batch_size={batch}", f"gradient_accumulation_steps={steps}"
+        words = (*sizes, "max_steps=1", "logging_steps=1")
+        assert finetune("my.yaml", *(f"training.{word}" for word in words), f"output_dir=by-{steps}").code == 0
+        losses.append(results(hearing / f"by-{steps}")["log_history"][0]["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.3)
 
 
 def test_rows_that_are_too_long_are_left_out_and_told_of(hearing: Path, finetune: Command) -> None:
@@ -181,8 +187,6 @@ def test_without_soundfile_the_command_that_installs_it_is_told(monkeypatch: pyt
 
 
 def rows_of(*contents: bytes) -> Rows:
-    from datasets import Dataset
-
     return Rows(Dataset.from_list([{"audio": {"bytes": content, "path": None}} for content in contents]), "here")
 
 
@@ -209,8 +213,6 @@ def test_sound_of_any_kind_and_rate_is_one_channel_at_the_models_rate(kind: str,
 
 
 def test_batches_of_sound_are_padded_with_silence_to_a_length_of_the_list() -> None:
-    from transformers import Wav2Vec2FeatureExtractor
-
     recipe = SimpleNamespace(optimizations=True, training={"per_device_train_batch_size": 2})
     counts = [50] * 40 + [100] * 40
     choice = audio.durations(recipe, counts, [100], hop=320, rate=16000)  # type: ignore[arg-type]

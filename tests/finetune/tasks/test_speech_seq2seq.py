@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 import scipy.signal
 from inline_snapshot import snapshot
+from transformers import AutoTokenizer, pipeline
 
+from hf_mps.cli.main import main
+from hf_mps.finetune.data import load
 from hf_mps.finetune.media import audio
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks import speech_seq2seq
+from hf_mps.finetune.tasks.speech_seq2seq import SpeechSeq2Seq
 from hf_mps.metrics import texts
 from tests.finetune import senses, tiny
 from tests.finetune.run_files import predictions, results
@@ -61,8 +67,6 @@ def hearing(desk: Path, _ear: Path) -> Path:
 @pytest.mark.usefixtures("rendered")
 def test_a_run_learns_to_write_the_tones_down_and_the_folder_is_whole(hearing: Path, finetune: Command) -> None:
     """Rows that it trains on: what a tiny model can hear of new ones is the CTC task's test."""
-    from transformers import AutoTokenizer, pipeline
-
     shutil.copy(hearing / "train.jsonl", hearing / "dev.jsonl")
     finetune("my.yaml", "training.max_steps=90", "training.learning_rate=1e-2").finished()
     said = results(hearing / "runs/my")
@@ -101,11 +105,6 @@ def test_a_run_learns_to_write_the_tones_down_and_the_folder_is_whole(hearing: P
 
 
 def test_the_model_learns_language_task_and_text_and_begins_with_its_start_token(hearing: Path) -> None:
-    from hf_mps.finetune.data import load
-    from hf_mps.finetune.models import checkpoint
-    from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.tasks.speech_seq2seq import SpeechSeq2Seq
-
     made = load_recipe("my.yaml", ["speech_task=translate", "letter_case=upper"])
     rows = load.load(made.recipe.data, 1)
     prepared = SpeechSeq2Seq(made.recipe, checkpoint.resolve("ear"), "mps").prepare(rows)
@@ -178,8 +177,6 @@ def test_errors_are_counted_after_whispers_own_normaliser_where_that_leaves_word
 def test_a_saved_model_writes_down_sound_that_nobody_transcribed(
     hearing: Path, finetune: Command, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from hf_mps.cli.main import main
-
     assert finetune("my.yaml").code == 0
     capfd.readouterr()
     assert main(["predict", "runs/my", "sounds/0.wav", "--out", "said.jsonl"]) == 0

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import datasets
 import pytest
 from inline_snapshot import snapshot
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from hf_mps.finetune.data import load
+from hf_mps.finetune.models import checkpoint
+from hf_mps.finetune.recipe.resolve import load_recipe
+from hf_mps.finetune.tasks.text_classification import TextClassification
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
@@ -15,8 +21,6 @@ from tests.finetune.tiny import Command
 
 @pytest.mark.usefixtures("rendered")
 def test_predictions_hold_inputs_truth_answer_and_its_probability(desk: Path, finetune: Command) -> None:
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
     assert finetune("my.yaml").code == 0
     found = predictions(desk / "runs/my")
     dev = tiny.rows(16, 48)
@@ -88,45 +92,29 @@ def test_a_label_that_training_never_saw_is_refused_in_every_split(
     rows = [{**row, "label": str(row["label"])} for row in tiny.rows(16)]
     rows[2]["label"] = label
     tiny.write_csv(desk / "other.csv", rows)
-    assert finetune("my.yaml", "data.files.test=other.csv") == (2, "", f"hf-mps: {line}\n")
+    assert finetune("my.yaml", "data.files.test=other.csv").refused() == f"{line}"
 
 
 def test_a_column_in_which_every_row_differs_is_no_label(desk: Path, finetune: Command) -> None:
     tiny.write_csv(desk / "train.csv", [{**row, "label": f"id{place}"} for place, row in enumerate(tiny.rows(13))])
-    assert finetune("my.yaml") == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: train.csv: each of its 13 rows has another label; next: give the column of classes with"
-            " data.columns.label\n"
-        ),
+    assert finetune("my.yaml").refused() == snapshot(
+        "train.csv: each of its 13 rows has another label; next: give the column of classes with data.columns.label"
     )
 
 
 def test_splits_that_number_their_classes_otherwise_are_refused(desk: Path, finetune: Command) -> None:
-    import datasets
-
     for split, names in (("train", ["poor", "fine"]), ("dev", ["fine", "poor"])):
         features = datasets.Features(
             first=datasets.Value("string"), second=datasets.Value("string"), label=datasets.ClassLabel(names=names)
         )
         datasets.Dataset.from_list(tiny.rows(16), features=features).to_parquet(desk / f"{split}.parquet")
-    assert finetune("my.yaml", "data.files={train: train.parquet, validation: dev.parquet}") == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: dev.parquet: its classes are fine, poor, and those of train.parquet poor, fine; allowed: the"
-            " same in the same order\n"
-        ),
+    assert finetune("my.yaml", "data.files={train: train.parquet, validation: dev.parquet}").refused() == snapshot(
+        "dev.parquet: its classes are fine, poor, and those of train.parquet poor, fine; allowed: the"
+        " same in the same order"
     )
 
 
 def test_texts_are_cut_to_max_length_with_their_special_tokens(desk: Path, finetune: Command) -> None:
-    from hf_mps.finetune.data import load
-    from hf_mps.finetune.models import checkpoint
-    from hf_mps.finetune.recipe.resolve import load_recipe
-    from hf_mps.finetune.tasks.text_classification import TextClassification
-
     made = load_recipe("my.yaml", ["max_length=7"])
     rows = load.load(made.recipe.data, 1)
     prepared = TextClassification(made.recipe, checkpoint.resolve("model"), "mps").prepare(rows)
@@ -139,11 +127,7 @@ def test_texts_are_cut_to_max_length_with_their_special_tokens(desk: Path, finet
 @pytest.mark.parametrize(
     ("metric", "labels", "line"),
     [
-        (
-            "wer",
-            ("0", "1"),
-            "metrics has 'wer', which text-classification does not compute; allowed: accuracy, ",
-        ),
+        ("wer", ("0", "1"), "metrics has 'wer', which text-classification does not compute; allowed: accuracy, "),
         (
             "accuracy",
             ("0.5", "1.5"),

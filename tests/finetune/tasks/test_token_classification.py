@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 from inline_snapshot import snapshot
+from transformers import ByT5Tokenizer, RobertaConfig, RobertaModel, RobertaTokenizer
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.tasks import token_classification
@@ -114,8 +116,6 @@ def test_words_that_are_cut_off_are_told_of_and_left_without_an_answer(tagging: 
 
 
 def test_ids_are_named_by_the_data_set_or_the_recipe(tagging: Path, finetune: Command) -> None:
-    import datasets
-
     names = ["O", "B-ANIMAL", "I-ANIMAL", "B-PLACE"]
     features = datasets.Features(
         tokens=datasets.List(datasets.Value("string")), ner_tags=datasets.List(datasets.ClassLabel(names=names))
@@ -160,25 +160,20 @@ def test_rows_that_do_not_fit_are_refused_by_their_number(
     made = rows(16, seed=1)
     made[2] = {"tokens": ["it", "is"], "ner_tags": ["O", "O"]} | change
     tiny.write_jsonl(tagging / "dev.jsonl", made)
-    assert finetune("my.yaml") == (2, "", f"hf-mps: {line}\n")
+    assert finetune("my.yaml").refused() == f"{line}"
 
 
 def test_a_column_that_holds_no_lists_is_refused(tagging: Path, finetune: Command) -> None:
     assert finetune(
         "my.yaml", "data.files={train: train.csv, validation: dev.csv}", "data.columns={words: first, tags: label}"
-    ) == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: train.csv: data.columns.words names a column of type string; allowed: a list of words in each row,"
-            " as JSON and Parquet have them\n"
-        ),
+    ).refused() == snapshot(
+        "train.csv: data.columns.words names a column of type string; allowed: a list of words in each row,"
+        " as JSON and Parquet have them"
     )
 
 
 def test_a_tokenizer_that_marks_spaces_sees_one_before_each_word(tagging: Path, finetune: Command) -> None:
     from tokenizers import pre_tokenizers
-    from transformers import RobertaConfig, RobertaModel, RobertaTokenizer
 
     texts = {word: number for number, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])}
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -193,18 +188,12 @@ def test_a_tokenizer_that_marks_spaces_sees_one_before_each_word(tagging: Path, 
 
 
 def test_a_tokenizer_that_cannot_tell_words_is_refused(tagging: Path, finetune: Command) -> None:
-    from transformers import ByT5Tokenizer
-
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tagging / "model" / name).unlink()
     ByT5Tokenizer().save_pretrained(tagging / "model")
-    assert finetune("my.yaml") == (
-        2,
-        "",
-        snapshot(
-            "hf-mps: model model: its tokenizer cannot tell which word a token is of; allowed: a fast tokenizer"
-            " (https://huggingface.co/docs/transformers/fast_tokenizers)\n"
-        ),
+    assert finetune("my.yaml").refused() == snapshot(
+        "model model: its tokenizer cannot tell which word a token is of; allowed: a fast tokenizer"
+        " (https://huggingface.co/docs/transformers/fast_tokenizers)"
     )
 
 

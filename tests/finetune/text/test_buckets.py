@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inline_snapshot import snapshot
 
 from hf_mps.finetune.text import buckets
 from hf_mps.finetune.text.buckets import BucketSampler
@@ -58,12 +57,7 @@ def test_fewer_rows_than_a_batch_are_one_batch() -> None:
         ({}, None, "random", "every row is of one length"),
         ({"optimizations": False}, LENGTHS, "random", "optimizations is false in the recipe"),
         ({"padding": "max_length"}, LENGTHS, "random", "every batch is padded to one length"),
-        (
-            {"training": {"train_sampling_strategy": "sequential"}},
-            LENGTHS,
-            "sequential",
-            "the recipe says so",
-        ),
+        ({"training": {"train_sampling_strategy": "sequential"}}, LENGTHS, "sequential", "the recipe says so"),
     ],
 )
 def test_how_batches_are_drawn_is_a_choice_with_a_reason(
@@ -84,14 +78,3 @@ def test_a_run_that_goes_on_in_the_middle_of_an_epoch_ends_with_the_same_weights
         on = f"training.resume_from_checkpoint=whole/checkpoint-{step}"
         assert finetune("my.yaml", f"output_dir=from-{step}", *saved, on).code == 0
         assert (desk / f"from-{step}/model.safetensors").read_bytes() == (desk / "whole/model.safetensors").read_bytes()
-
-
-def test_one_key_switches_it_all_off(desk: Path, finetune: Command) -> None:
-    tiny.write_csv(desk / "train.csv", rows(96))
-    assert finetune("my.yaml", "optimizations=false").code == 0
-    said = results(desk / "runs/my")["choices"]
-    assert said["sampling"] == {"value": "random", "reason": snapshot("optimizations is false in the recipe")}
-    assert said["lengths"]["value"]["padding"] == "longest"
-    assert said["lengths"]["reason"].startswith(
-        "optimizations is false in the recipe: each batch to its own longest row; "
-    )

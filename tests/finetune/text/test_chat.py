@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import AutoTokenizer
 
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.tasks.sft import conversation
 from hf_mps.finetune.text import chat
 from tests.finetune import builders
 
@@ -35,8 +35,6 @@ ENDS = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|en
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from transformers import AutoTokenizer
-
     made = AutoTokenizer.from_pretrained(builders.model(tmp_path_factory.mktemp("models"), "gpt2"))
     made.add_special_tokens({"bos_token": "<|begin|>", "additional_special_tokens": ENDS})
     return made
@@ -139,17 +137,6 @@ def test_a_template_of_the_users_own_comes_from_its_file(tokenizer: Any, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "raw",
-    [
-        [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}],
-        [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}],
-    ],
-)
-def test_both_usual_shapes_of_messages_are_read(raw: Any) -> None:
-    assert chat.messages(raw) == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-
-
-@pytest.mark.parametrize(
     ("raw", "problem"),
     [
         ([], "has no messages; allowed: a list of {role, content} or {from, value}"),
@@ -166,13 +153,3 @@ def test_other_shapes_are_refused(raw: Any, problem: str) -> None:
     with pytest.raises(chat.ConversationError) as raised:
         chat.messages(raw)
     assert str(raised.value).startswith(problem)
-
-
-def test_an_alpaca_rows_input_follows_its_instruction() -> None:
-    rows = ({"instruction": "Add.", "input": "2, 2", "output": "4"}, {"instruction": "Hi", "output": "Hello"})
-    assert [conversation(row)[0]["content"] for row in rows] == ["Add.\n\n2, 2", "Hi"]
-
-
-def test_a_conversation_without_the_assistant_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(chat.ConversationError, match="has no words of the assistant"):
-        chat.encode(tokenizer, HELLO[:1])

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 import torch
 from inline_snapshot import snapshot
+from transformers import BertModel
 
 from hf_mps.core import notices
-from hf_mps.core.errors import UserError
 from hf_mps.finetune.text import buckets, lengths
 from hf_mps.finetune.text.buckets import BucketSampler
 from hf_mps.finetune.text.lengths import Lengths, Padded, PadToBucket
 from tests.finetune import tiny
+from tests.finetune.run_files import results
 from tests.finetune.tiny import Command
+from tests.refusals import refusal
 
 FILLS = {"input_ids": 9, "attention_mask": 0, "token_type_ids": 0, "labels": -100, "decoder_input_ids": 9}
 
@@ -182,9 +184,7 @@ def test_rows_are_cut_to_what_the_model_can_read() -> None:
     assert lengths.limit(recipe(), Tokenizer(), Config()) == 90
     assert lengths.limit(recipe(), Tokenizer(), object(), default=64) == 64
     assert lengths.limit(recipe(max_length=90), Tokenizer(), Config()) == 90
-    with pytest.raises(UserError) as refused:
-        lengths.limit(recipe(max_length=90, pad_to_multiple_of=32), Tokenizer(), Config())
-    assert str(refused.value) == snapshot(
+    assert refusal(lengths.limit, recipe(max_length=90, pad_to_multiple_of=32), Tokenizer(), Config()) == snapshot(
         "pad_to_multiple_of is 32: 90 tokens would become 96, and this model has 90 positions; "
         "allowed: a max_length that is a multiple of it"
     )
@@ -193,8 +193,7 @@ def test_rows_are_cut_to_what_the_model_can_read() -> None:
 def padded(batch: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """`batch` through the collator of a list of 8 and 16."""
     target = Lengths(16, "list", (8, 16)).target
-    up: dict[str, Any] = PadToBucket(lambda rows: dict(rows[0]), target, FILLS, **settings)([batch])
-    return up
+    return PadToBucket(lambda rows: dict(rows[0]), target, FILLS, **settings)([batch])
 
 
 def test_a_batch_is_filled_up_with_what_each_column_is_filled_with() -> None:
@@ -246,8 +245,6 @@ def rows(number: int) -> list[dict[str, Any]]:
 def test_a_run_trains_and_evaluates_on_the_lengths_of_its_list(
     desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers import BertModel
-
     tiny.write_csv(desk / "train.csv", rows(96))
     tiny.write_csv(desk / "dev.csv", rows(20))
     widths: list[int] = []
@@ -259,7 +256,6 @@ def test_a_run_trains_and_evaluates_on_the_lengths_of_its_list(
 
     monkeypatch.setattr(BertModel, "forward", watched)
     finetune("my.yaml").finished()
-    from tests.finetune.run_files import results
 
     assert "like length together" in str(results(desk / "runs/my")["choices"]["sampling"])
     listed = results(desk / "runs/my")["choices"]["lengths"]["value"]["shapes"]
@@ -267,7 +263,7 @@ def test_a_run_trains_and_evaluates_on_the_lengths_of_its_list(
     assert set(widths) == set(listed)
 
 
-def test_a_files_length_gives_way_to_the_models_positions_and_a_typed_one_is_refused(
+def test_a_files_length_gives_way_to_the_models_positions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     class Config:
@@ -277,11 +273,4 @@ def test_a_files_length_gives_way_to_the_models_positions_and_a_typed_one_is_ref
     assert lengths.limit(recipe(max_length=384), Tokenizer(), Config()) == 90
     assert capsys.readouterr().err == snapshot(
         "hf-mps: max_length is 90, not the recipe's 384: the model has no more\n"
-    )
-    typed = recipe(max_length=384)
-    typed._typed = frozenset({"max_length"})
-    with pytest.raises(UserError) as refused:
-        lengths.limit(typed, Tokenizer(), Config())
-    assert str(refused.value) == snapshot(
-        "max_length is 384; allowed: at most 90, the positions that this model has; next: max_length=90"
     )

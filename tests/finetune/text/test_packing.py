@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as t
 from datasets import Dataset
 from inline_snapshot import snapshot
+from transformers import Trainer, TrainingArguments
 
-from hf_mps.core.errors import UserError
 from hf_mps.finetune.loss import deferred_head
 from hf_mps.finetune.text import packing
 from hf_mps.finetune.text.packing import Collator, Packed, best_fit
 from tests.finetune.text.test_lengths import recipe
+from tests.refusals import refusal
 
 WORDS = 61
 SIZE = {
@@ -32,8 +34,6 @@ SIZE = {
 
 def models() -> dict[str, Any]:
     """Tiny models by name, made when they are asked for."""
-    import transformers as t
-
     gpt2 = {"vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
     still = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
     opt = {"vocab_size": WORDS, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 1}
@@ -127,9 +127,7 @@ def test_a_model_that_would_let_examples_see_each_other_is_found_out() -> None:
     assert packing.decide(recipe(), None, made("mamba"), counts, 32).reason == snapshot(
         "MambaForCausalLM takes no position_ids, so that packed examples would see each other"
     )
-    with pytest.raises(UserError) as refused:
-        packing.decide(recipe(), True, made("opt"), counts, 32)
-    assert str(refused.value) == snapshot(
+    assert refusal(packing.decide, recipe(), True, made("opt"), counts, 32) == snapshot(
         "packing is true, and OPTForCausalLM lets packed examples see each other; next: packing=false"
     )
 
@@ -158,8 +156,6 @@ def test_packing_is_a_choice_with_a_reason() -> None:
 
 
 def test_trainer_trains_on_packed_rows_and_a_cache_is_never_asked_for(tmp_path: Path) -> None:
-    from transformers import Trainer, TrainingArguments
-
     data = examples(40)
     packed = Packed(data, sizes(data), capacity=32, filler=0)
     model = made("llama")

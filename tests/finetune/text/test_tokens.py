@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, load_dataset
 from inline_snapshot import snapshot
+from transformers import AutoTokenizer
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import rows
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.text import tokens
+from tests.refusals import refusal
 
 Encode = Callable[[dict[str, list[Any]], list[int]], dict[str, Any]]
 
@@ -23,22 +25,16 @@ Encode = Callable[[dict[str, list[Any]], list[int]], dict[str, Any]]
 @pytest.fixture
 def tokenizer(desk: Path) -> Any:
     """The tiny model's tokenizer, and a cache of this test's own."""
-    from transformers import AutoTokenizer
-
     return AutoTokenizer.from_pretrained(desk / "model")
 
 
 def split(desk: Path) -> Rows:
     """The rows of the desk's csv, read anew as another run would."""
-    from datasets import load_dataset
-
     name = str(desk / "train.csv")
     return Rows(load_dataset("csv", data_files={"train": name}, split="train"), "train.csv")
 
 
 def test_a_digest_stays_through_calls_and_changes_with_the_tokenizer(tokenizer: Any, desk: Path) -> None:
-    from transformers import AutoTokenizer
-
     before = tokens.digest(tokenizer)
     tokenizer(["the cat", "the dog is good"], padding=True, truncation=True, max_length=5)
     again = AutoTokenizer.from_pretrained(desk / "model")
@@ -72,17 +68,17 @@ def test_what_was_tokenised_is_found_again_until_something_changes(tokenizer: An
 def test_rows_without_a_text_are_refused_by_their_number() -> None:
     rows = Rows(Dataset.from_dict({"text": ["a", None, "c"]}), "my.json", numbers=(4, 7, 9))
     assert tokens.texts(rows, "text", {"text": ["a", "c"]}, [0, 2]) == ["a", "c"]
-    with pytest.raises(UserError) as refused:
-        tokens.texts(rows, "text", {"text": ["a", None, "c"]}, [0, 1, 2])
-    assert str(refused.value) == snapshot("my.json: row 8 has no text; allowed: a text in every row")
+    assert refusal(tokens.texts, rows, "text", {"text": ["a", None, "c"]}, [0, 1, 2]) == snapshot(
+        "my.json: row 8 has no text; allowed: a text in every row"
+    )
 
 
 def test_a_column_that_is_no_text_is_refused() -> None:
     rows = Rows(Dataset.from_dict({"text": [1, 2], "second": ["a", "b"], "both": [["a"], ["b"]]}), "my.json")
     tokens.refuse_other_than_text(rows, ["second"])
-    with pytest.raises(UserError) as refused:
-        tokens.refuse_other_than_text(rows, ["second", "text"])
-    assert str(refused.value) == snapshot("my.json: data.columns.text names a column of type int64; allowed: text")
+    assert refusal(tokens.refuse_other_than_text, rows, ["second", "text"]) == snapshot(
+        "my.json: data.columns.text names a column of type int64; allowed: text"
+    )
     with pytest.raises(UserError, match=r"data\.columns\.both names a column of type"):
         tokens.refuse_other_than_text(rows, ["both"])
 
@@ -101,9 +97,7 @@ def test_a_tokenizer_without_a_padding_token_is_lent_its_end_token(tokenizer: An
     assert tokens.set_pad_token(tokenizer, config) == {}
     assert config.pad_token_id is None
     tokenizer.pad_token = None
-    with pytest.raises(UserError) as refused:
-        tokens.set_pad_token(tokenizer, config)
-    assert str(refused.value) == snapshot(
+    assert refusal(tokens.set_pad_token, tokenizer, config) == snapshot(
         "the model's tokenizer has neither a padding nor an end token, so rows cannot be batched"
     )
     tokenizer.eos_token = "[SEP]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.layer import integrations
 from hf_mps.layer.activation import activate
 from hf_mps.metal import device
+from hf_mps.metal.device import probe
 
 PLAIN = {"HF_MPS_SIMULATE": None, "HF_MPS_DEVICE": None, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
@@ -92,12 +94,7 @@ def test_every_integration_has_its_reason() -> None:
 
 
 def test_asking_what_is_on_does_not_touch_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.metal.device import probe
-
-    def touched(*, owned: bool = False) -> None:
-        raise AssertionError("the device was probed")
-
-    monkeypatch.setattr(probe, "metal", touched)
+    monkeypatch.setattr(probe, "metal", Mock(side_effect=AssertionError("the device was probed")))
     assert activate.activate().parts()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from unittest.mock import Mock
 
 import pytest
 import torch  # the first start of this process
@@ -105,10 +106,7 @@ def test_an_unknown_profile_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_bug_of_ours_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise KeyError("a bug\nin two lines")
-
-    monkeypatch.setattr(hf_mps.layer.activation.activate, "activate", broken)
+    monkeypatch.setattr(hf_mps.layer.activation.activate, "activate", Mock(side_effect=KeyError("a bug\nin two lines")))
     assert lines(monkeypatch) == snapshot(["hf_mps stays off: KeyError: 'a bug\\nin two lines'"])
 
 

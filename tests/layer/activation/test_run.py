@@ -12,6 +12,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.layer.activation import run
+from tests.refusals import refusal
 
 # No autoload: whatever the layer does here, it does because of `run`.
 BARE: dict[str, str | None] = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -110,9 +111,7 @@ def test_a_module_runs_as_with_python_m(run_python, tmp_path: Path) -> None:
     ],
 )
 def test_a_command_line_without_a_target_is_refused(argv: list[str], said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        run.plain(argv)
-    assert str(caught.value).startswith(said)
+    assert refusal(run.plain, argv).startswith(said)
 
 
 def test_a_missing_file_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -185,9 +184,7 @@ def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture
     ],
 )
 def test_several_processes_on_one_metal_device_are_refused(argv: list[str], said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        run.launched(argv)
-    assert str(caught.value).startswith(said)
+    assert refusal(run.launched, argv).startswith(said)
 
 
 PRECISION = (

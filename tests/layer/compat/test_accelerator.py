@@ -32,10 +32,7 @@ def test_the_keyword_of_0_12_is_taken(said, tmp_path: Path) -> None:
 
 
 def test_what_today_s_arguments_say_wins(said, tmp_path: Path) -> None:
-    made = Accelerator(
-        logging_dir="old",
-        project_dir=str(tmp_path),
-    )
+    made = Accelerator(logging_dir="old", project_dir=str(tmp_path))
     assert made.project_dir == str(tmp_path)
     assert said() == snapshot(["Accelerator(logging_dir='old'): dropped, a project is given too"])
 

@@ -13,7 +13,15 @@ import torch
 import transformers
 import transformers.processing_utils
 from inline_snapshot import snapshot
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.optimization import AdamW
 from transformers.trainer_utils import get_last_checkpoint, is_main_process
 from transformers.utils import check_min_version, get_full_repo_name, send_example_telemetry
 from transformers.utils.versions import require_version
@@ -90,8 +98,6 @@ def test_adamw_is_pytorch_s_with_the_old_defaults(said) -> None:
         "eps": 1e-6,
         "weight_decay": 0.0,
     }
-    from transformers.optimization import AdamW
-
     AdamW([torch.nn.Parameter(torch.zeros(1))], correct_bias=False)
     assert said() == snapshot(
         [
@@ -157,8 +163,6 @@ def test_use_auth_token_is_the_token_everywhere(said, tmp_path: Path, monkeypatc
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads outlive the load
     config = BertConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16)
     BertForSequenceClassification(config).save_pretrained(tmp_path)
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
     for reader in (AutoConfig, BertConfig, AutoModelForSequenceClassification, BertForSequenceClassification):
         got = reader.from_pretrained(tmp_path, use_auth_token=None)
         assert not hasattr(getattr(got, "config", got), "use_auth_token")

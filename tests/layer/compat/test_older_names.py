@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import transformers
 from inline_snapshot import snapshot
-from transformers import BertConfig, GPT2Config, T5Config
+from transformers import BertConfig, GPT2Config, T5Config, is_torch_tpu_available
 
 from hf_mps.layer.compat import SHIMS, names
 from tests.layer.compat.arming import arm
@@ -26,8 +26,6 @@ def test_every_old_name_is_found_where_scripts_import_it(old: names.Old) -> None
 
 
 def test_a_tpu_is_asked_for_as_run_qa_of_4_24_does(said) -> None:
-    from transformers import is_torch_tpu_available
-
     assert is_torch_tpu_available(check_device=False) is False
     assert said() == snapshot(["transformers.is_torch_tpu_available: is_torch_xla_available takes its place"])
 

@@ -160,7 +160,7 @@ def test_a_warmup_ratio_is_a_share_of_warmup_steps(said, tmp_path: Path) -> None
     assert said() == snapshot(
         [
             "training_args.warmup_ratio is gone from transformers 5; in its place: warmup_steps (a number below 1 is"
-            " the share of all steps)",
+            " the share of all steps)"
         ]
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel, ViTConfig, ViTModel
 
 from hf_mps.layer.fused_step.norms import BLOCKS, NORMS
 from hf_mps.metal import simulator
@@ -21,22 +22,16 @@ VIT, LLAMA, CLIP = BLOCKS
 
 
 def llama() -> tuple[Any, dict[str, Tensor]]:
-    from transformers import LlamaConfig, LlamaModel
-
     ids = torch.arange(24).view(2, 12) % 50
     return LlamaModel(LlamaConfig(vocab_size=64, max_position_embeddings=16, **SIZE)), {"input_ids": ids}
 
 
 def vit(dropout: float = 0.0) -> tuple[Any, dict[str, Tensor]]:
-    from transformers import ViTConfig, ViTModel
-
     config = ViTConfig(image_size=16, patch_size=8, hidden_dropout_prob=dropout, **SIZE)
     return ViTModel(config, add_pooling_layer=False), {"pixel_values": torch.linspace(-1, 1, 1536).view(2, 3, 16, 16)}
 
 
 def clip() -> tuple[Any, dict[str, Tensor]]:
-    from transformers import CLIPTextConfig, CLIPTextModel
-
     config = CLIPTextConfig(vocab_size=64, max_position_embeddings=16, eos_token_id=63, **SIZE)
     mask = (torch.arange(12) < torch.tensor([[12], [7]])).long()
     return CLIPTextModel(config), {"input_ids": torch.arange(24).view(2, 12) % 50, "attention_mask": mask}

@@ -21,6 +21,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 
 from hf_mps.layer.fused_step.decoder_pieces import DECODER_PIECES, ROTATION
 from hf_mps.metal import simulator
@@ -69,8 +70,6 @@ def test_a_rotation_that_the_package_kernels_has_made_a_module_is_found(
     fused: Fused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its `use_kernel_forward_from_hub` does so with functions (kernels/layer/layer.py, _create_func_module)."""
-    from transformers.models.mistral import modeling_mistral
-
     stock = inspect.unwrap(modeling_mistral.apply_rotary_pos_emb)
 
     class Func(torch.nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Trainer, TrainingArguments, default_data_collator
 
 from hf_mps.metal import simulator
 from hf_mps.metal.training_kernels import library, norms
@@ -97,8 +98,6 @@ def test_without_dropout_nothing_is_drawn(fused: Fused) -> None:
 
 def weights(folder: Path, fused: Fused, **how: Any) -> list[Tensor]:
     """A trained encoder's, whose attention and hidden states are dropped."""
-    from transformers import Trainer, TrainingArguments, default_data_collator
-
     resumed = how.pop("resumed", None)
     model, rows = families.made("encoder")
     settings = {"max_steps": 6, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "seed": 1, **how}

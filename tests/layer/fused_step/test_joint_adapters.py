@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_mps.layer.fused_step import joint_projections
 from tests.layer.fused_step import families
@@ -21,8 +23,6 @@ QUERY_VALUE, ALL = ["q_proj", "v_proj"], "all-linear"
 
 
 def model(target: Any = QUERY_VALUE, **said: Any) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=families.WORDS, **families.SHAPE))
     made = peft.get_peft_model(llama, peft.LoraConfig(target_modules=target, init_lora_weights=False, **said))
@@ -143,8 +143,6 @@ def test_an_adapter_is_saved_as_ever(fused: Fused, tmp_path: Any) -> None:
     values = {name: each.cpu().clone() for name, each in peft.get_peft_model_state_dict(made).items()}
     trained(made, fused())
     made.save_pretrained(tmp_path)
-    from safetensors.torch import load_file
-
     found = load_file(tmp_path / "adapter_model.safetensors")
     assert found.keys() == values.keys()
     assert all(torch.equal(found[name], each) for name, each in values.items())

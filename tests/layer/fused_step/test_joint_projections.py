@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from inline_snapshot import snapshot
+from transformers import BertConfig, BertForSequenceClassification, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.bert import modeling_bert
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
@@ -25,15 +26,11 @@ CLOSE = {torch.float32: {"rtol": 1e-4, "atol": 1e-6}, torch.bfloat16: {"rtol": 5
 
 
 def encoder() -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
     config = BertConfig(vocab_size=families.WORDS, max_position_embeddings=families.LENGTH, **families.SHAPE)
     return BertForSequenceClassification(config).eval()  # nothing is drawn
 
 
 def grouped() -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=families.WORDS, num_key_value_heads=1, **families.SHAPE))
 
 

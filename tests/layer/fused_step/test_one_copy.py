@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import Trainer
 
 from hf_mps.layer import guards
 from hf_mps.layer.fused_step.batch_parts import ONE_COPY
@@ -66,8 +68,6 @@ def test_it_is_one_copy_without_a_wait(fused: Fused) -> None:
 
 @pytest.mark.macos(15)
 def test_a_trainers_own_move_is_one_copy_too(fused: Fused) -> None:
-    from transformers import Trainer
-
     class Held:
         args = type("Arguments", (), {"device": torch.device("mps")})()
         is_deepspeed_enabled = False
@@ -131,8 +131,6 @@ def test_without_the_guard_everything_is_as_stock_has_it(fused: Fused) -> None:
 
 
 def test_an_older_macos_would_copy_each_tensor_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     old = replace(machine.present(), macos="14.6")
     monkeypatch.setattr(machine, "present", lambda: old)
     assert ONE_COPY.pays("mps") == ""

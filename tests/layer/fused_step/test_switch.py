@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from inline_snapshot import snapshot
+from transformers import BertConfig, BertModel
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.import_hooks import Catalogue
@@ -14,6 +15,7 @@ from hf_mps.core.registry import Registry
 from hf_mps.layer.fused_step import switch
 from hf_mps.layer.fused_step.gradient_clip import GRADIENT_CLIP, GradientClip
 from hf_mps.layer.fused_step.parts import PARTS
+from tests.refusals import refusal
 
 
 def model() -> Any:
@@ -45,8 +47,6 @@ def test_where_it_saves_nothing_it_is_off_and_cannot_be_asked_for(device_type: s
 
 
 def test_on_cuda_queries_keys_and_values_are_one_product_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import BertConfig, BertModel
-
     monkeypatch.delenv("HF_MPS_FUSED_STEP", raising=False)
     made = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
     chosen = switch.choose(None, made, "cuda")
@@ -76,9 +76,9 @@ def test_the_recipes_word_beats_the_variable_and_that_the_default(
 
 def test_a_value_that_nobody_knows_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_MPS_FUSED_STEP", "yes")
-    with pytest.raises(UserError) as refused:
-        switch.choose(None, model(), "mps")
-    assert str(refused.value) == snapshot("HF_MPS_FUSED_STEP=yes is not a value it knows; allowed: 0, 1")
+    assert refusal(switch.choose, None, model(), "mps") == snapshot(
+        "HF_MPS_FUSED_STEP=yes is not a value it knows; allowed: 0, 1"
+    )
 
 
 def test_every_part_is_off_before_and_after_a_training() -> None:

@@ -8,6 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 from hf_mps.layer.fused_step import spans
 from tests.layer.fused_step.conftest import Fused
@@ -16,8 +25,6 @@ STEPS = 20
 
 
 def model(dropout: float = 0.0) -> Any:
-    from transformers import BertConfig, BertForSequenceClassification
-
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     dropped = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
@@ -26,8 +33,6 @@ def model(dropout: float = 0.0) -> Any:
 
 def losses(folder: Path, trained: Any = None, **said: Any) -> list[float]:
     """The loss and the gradient's norm of each step of a Trainer's."""
-    from transformers import Trainer, TrainingArguments
-
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(3, 100, (64, 12), generator=draw).tolist()
     rows = [{"input_ids": row, "labels": row[0] % 2} for row in ids]
@@ -41,12 +46,7 @@ def losses(folder: Path, trained: Any = None, **said: Any) -> list[float]:
 
 @pytest.mark.parametrize(
     "said",
-    [
-        {},
-        {"gradient_accumulation_steps": 2},
-        {"fp16": True},
-        {"optim": "sgd"},
-    ],
+    [{}, {"gradient_accumulation_steps": 2}, {"fp16": True}, {"optim": "sgd"}],
     ids=["plain", "accumulated", "fp16", "sgd"],
 )
 def test_losses_are_the_plain_trainers(fused: Fused, tmp_path: Path, said: dict[str, Any]) -> None:
@@ -70,7 +70,6 @@ def test_losses_are_bit_equal_where_clipping_does_not_act(fused: Fused, tmp_path
 def test_lora_and_tied_and_frozen_weights_train_alike(fused: Fused) -> None:
     pytest.importorskip("peft")
     from peft import LoraConfig, get_peft_model
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     def run() -> list[float]:
         torch.manual_seed(0)
@@ -108,7 +107,6 @@ def loop(trained: Any, batch: dict[str, Any], frozen: Any = None, accelerator: A
 
 
 def test_gradients_of_ddp_stay_in_its_buckets() -> None:
-    import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore  # no sockets, whose set-up may take a minute
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)

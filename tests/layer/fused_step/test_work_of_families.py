@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 
 from hf_mps.core.releases import torch_release
 from tests.layer.fused_step import families
@@ -45,8 +46,6 @@ def test_a_step_launches_less_copies_once_and_waits_for_nothing(name: str, tmp_p
 
 
 def of_minilm(folder: Path) -> families.Made:
-    from transformers import AutoModelForSequenceClassification
-
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
     _, rows = families.made("encoder")
     return model, [row | {"token_type_ids": [0] * families.LENGTH} for row in rows]

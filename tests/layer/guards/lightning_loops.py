@@ -33,8 +33,7 @@ def module(pl: Any, model: nn.Module | None = None, batch_size: int = 8) -> Any:
             self.batch_size = batch_size
 
         def training_step(self, batch: Any, _: int) -> Tensor:
-            loss: Tensor = self.model(**batch).loss
-            return loss
+            return self.model(**batch).loss
 
         def train_dataloader(self) -> Any:
             return torch.utils.data.DataLoader(

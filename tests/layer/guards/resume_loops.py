@@ -111,12 +111,7 @@ def trainer_goes_on(folder: Path, **settings: Any) -> bool:
     found = []
     for checkpoint in (None, folder / "run" / "checkpoint-5"):
         run = loops.trainer(
-            folder / "run",
-            model=loops.bert(0.3),
-            num_train_epochs=3,
-            save_strategy="steps",
-            save_steps=5,
-            **settings,
+            folder / "run", model=loops.bert(0.3), num_train_epochs=3, save_strategy="steps", save_steps=5, **settings
         )
         run.data_collator = masked
         torch.rand(3 if checkpoint else 1), numpy.random.rand(3 if checkpoint else 1)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM
 
 from hf_mps.layer import guards
 from hf_mps.layer.guards.platform import batches
@@ -68,8 +69,6 @@ def test_batches_that_are_filled_into_the_same_memory_arrive_whole_while_work_is
 
 
 def encoding() -> Any:
-    from transformers import BatchEncoding
-
     return BatchEncoding({"input_ids": torch.ones(2, 3, dtype=torch.long), "names": ["a", "b"]})
 
 
@@ -167,8 +166,6 @@ def bert() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def llama() -> Iterator[Any]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(3)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=loops.WORDS, pad_token_id=0, **shape)).to("mps").eval()

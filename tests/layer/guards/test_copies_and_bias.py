@@ -109,8 +109,7 @@ def test_other_copies_are_stocks(call: Callable[[Tensor], Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "wrong"),
-    [("2.13.0", {"half", "float64"}), ("2.14.0", {"float64"}), ("2.14.1", set())],
+    ("release", "wrong"), [("2.13.0", {"half", "float64"}), ("2.14.0", {"float64"}), ("2.14.1", set())]
 )
 def test_each_release_has_what_upstream_says_of_it(release: str, wrong: set[str]) -> None:
     guard = layouts.DtypeCopies()

@@ -9,6 +9,7 @@ import pytest
 import sklearn  # noqa: F401  sets KMP_ variables when it is first imported, which no single test is to answer for
 import torch
 from torch import nn
+from transformers import trainer_optimizer
 
 from hf_mps.core.errors import UserError
 from hf_mps.layer import guards
@@ -37,8 +38,6 @@ def _no_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without bitsandbytes."""
-    from transformers import trainer_optimizer
-
     monkeypatch.setattr("hf_mps.layer.guards.platform.cuda.find_spec", lambda name: None)
     monkeypatch.setattr(trainer_optimizer, "is_bitsandbytes_available", lambda: False)  # it remembers its answer
 

@@ -12,6 +12,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -348,11 +349,8 @@ def test_workers_that_stay_do_so_over_epochs_and_draw_what_forked_ones_draw() ->
 
 @pytest.mark.usefixtures("server")
 def test_a_server_that_does_not_live_costs_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any) -> Any:
-        raise ConnectionRefusedError
-
     monkeypatch.setattr(fork_server, "start", lambda modules: None)
-    monkeypatch.setattr(fork_server.Worker, "start", refused)
+    monkeypatch.setattr(fork_server.Worker, "start", Mock(side_effect=ConnectionRefusedError))
     loader = of_trainer(dataset=Telling(), collate_fn=first, num_workers=1)
     assert next(iter(loader))["bad fork"]
     assert not guards.get("fork-workers").failure

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+import hf_mps
 from hf_mps.core.notices import ignoring
 from hf_mps.layer.guards import SentinelNotice
 from tests.layer.guards import lightning_loops, loops
@@ -37,8 +39,6 @@ class Failing(torch.nn.Module):
 
 @pytest.mark.parametrize("fails", [False, True], ids=["to its end", "to an error"])
 def test_a_trainer_leaves_its_arguments_as_they_were_given(fails: bool, tmp_path: Path) -> None:
-    from transformers import Trainer, TrainingArguments
-
     args = TrainingArguments(str(tmp_path), save_strategy="no", report_to="none", disable_tqdm=True)
     stored = args.to_dict()
     run = Trainer(model=Failing() if fails else loops.bert(), args=args, train_dataset=loops.rows())
@@ -67,8 +67,6 @@ def test_a_diverging_training_ends_as_stock_does_whatever_the_filter(given: bool
 
 
 def test_the_callbacks_of_a_trainer_are_stocks(tmp_path: Path) -> None:
-    from transformers import PrinterCallback, TrainerCallback
-
     class Own(TrainerCallback):  # type: ignore[misc]
         pass
 
@@ -170,8 +168,6 @@ def test_warnings_that_are_ignored_for_a_while_come_afterwards() -> None:
 
 
 def test_no_module_of_the_package_touches_the_filters_in_another_way() -> None:
-    import hf_mps
-
     package = Path(hf_mps.__file__).parent
     told = re.compile(r"warnings\.(catch_warnings|simplefilter|filterwarnings|resetwarnings)\(")
     assert [str(path) for path in package.rglob("*.py") if told.search(path.read_text())] == []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from inline_snapshot import snapshot
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
@@ -29,8 +30,6 @@ def _settled(untouched: None) -> None:
 
 def gpt2_step() -> int:
     """The longest sum that reaches a kernel in a training step of a small GPT-2 with the real vocabulary."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=50257)).to("mps")
     ids = torch.arange(64, device="mps").view(2, 32)
     model(input_ids=ids, labels=ids).loss.backward()

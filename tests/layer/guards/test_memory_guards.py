@@ -10,6 +10,7 @@ import pytest
 import torch
 from inline_snapshot import snapshot
 from torch import nn
+from transformers.trainer import TrainerMemoryTracker
 
 from hf_mps.layer import guards
 from hf_mps.layer.guards import GuardNotice
@@ -141,8 +142,6 @@ def test_a_large_model_with_batches_of_one_shape_keeps_its_cache(emptied: list[f
 
 
 def test_the_metrics_of_a_training_on_the_cpu_ask_nothing_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.trainer import TrainerMemoryTracker
-
     asked: list[int] = []
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: asked.append(1) or 0)
     tracker = TrainerMemoryTracker()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import transformers.trainer
 
 from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import GUARDS
@@ -43,7 +44,6 @@ def no_draw() -> Iterator[None]:
 def _libraries() -> None:
     """Every library that a guard knows is imported."""
     import accelerate
-    import transformers.trainer
 
     assert accelerate
     assert transformers

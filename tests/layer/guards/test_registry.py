@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import transformers.trainer
 
 from hf_mps.core import settings
 from hf_mps.core.errors import UserError
@@ -36,7 +37,6 @@ def test_every_one_is_complete(kind: str) -> None:
 
 def test_the_report_has_each_with_state_and_reason() -> None:
     import accelerate
-    import transformers.trainer
 
     assert accelerate
     assert transformers

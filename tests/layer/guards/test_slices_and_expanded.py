@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from hf_mps.layer import guards
+from hf_mps.layer.fused_step.joint_projections import JointLinear, Plan
+from hf_mps.layer.fused_step.short_attention import Attention, Call
 from hf_mps.metal.simulator import strictness
+from hf_mps.metal.training_kernels import attention
 from tests import hazards
 from tests.hazards import device
 from tests.layer.guards.experiments import sizes
@@ -90,9 +93,6 @@ def test_products_that_are_cut_in_parts_reach_their_slices(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("fault", ["sliced-products", "gapped-products"])
 def test_the_fused_attention_needs_no_guard(fault: str) -> None:
-    from hf_mps.layer.fused_step.short_attention import Attention, Call
-    from hf_mps.metal.training_kernels import attention
-
     def gradients(where: str) -> list[Tensor]:
         draw = torch.Generator().manual_seed(0)
         given = [torch.randn(2, 3, 5, 4, generator=draw).to(where).requires_grad_() for _ in range(3)]
@@ -105,8 +105,6 @@ def test_the_fused_attention_needs_no_guard(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["sliced-products", "gapped-products"])
 def test_joint_adapters_need_no_guard(fault: str) -> None:
-    from hf_mps.layer.fused_step.joint_projections import JointLinear, Plan
-
     def computed(where: str) -> list[Tensor]:
         draw = torch.Generator().manual_seed(0)
         shapes = ((6, 4), (6, 4), (2, 4), (2, 4), (6, 2), (6, 2))  # two layers with adapters of rank 2

@@ -12,8 +12,7 @@ class CUDAAccelerator:
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "name"),
-    [("gpu", "gpu"), (None, "None"), (CUDAAccelerator, "cuda"), (CUDAAccelerator(), "cuda")],
+    ("accelerator", "name"), [("gpu", "gpu"), (None, "None"), (CUDAAccelerator, "cuda"), (CUDAAccelerator(), "cuda")]
 )
 def test_an_accelerator_is_known_by_word_class_or_object(accelerator: object, name: str) -> None:
     assert lightning._name(accelerator) == name

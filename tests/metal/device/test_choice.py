@@ -39,25 +39,17 @@ def refusal() -> str:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_metal_comes_first(pretend: Pretend) -> None:
+def test_metal_comes_first_and_cuda_second(pretend: Pretend) -> None:
     pretend(MAC)
     assert str(device.choose()) == snapshot("mps (Metal passed its probe on Apple M2, macOS 15.6)")
-
-
-@pytest.mark.usefixtures("cuda")
-def test_cuda_comes_second(pretend: Pretend) -> None:
     pretend(LINUX, built=False)
     assert str(device.choose()) == f"cuda (CUDA answers as NVIDIA H200; no Metal: {NO_METAL})"
 
 
 @pytest.mark.usefixtures("no_cuda")
-def test_the_cpu_is_what_remains(pretend: Pretend) -> None:
+def test_the_cpu_is_what_remains_also_where_metal_fails_its_probe(pretend: Pretend) -> None:
     pretend(LINUX, built=False)
     assert str(device.choose()) == (f"cpu (no CUDA: PyTorch 2.13.0 is built without CUDA; no Metal: {NO_METAL})")
-
-
-@pytest.mark.usefixtures("no_cuda")
-def test_metal_that_fails_its_probe_is_not_taken(pretend: Pretend) -> None:
     pretend(MAC, trial=lambda: False)
     assert device.choose().value == "cpu"
     assert "no CUDA: there is no CUDA on a Mac; no Metal: a matrix product" in device.choose().reason
@@ -71,14 +63,6 @@ def test_the_switch_decides(wanted: str, pretend: Pretend, monkeypatch: pytest.M
     assert device.choose().value == device.switch() == wanted
     assert device.choose().reason.startswith(f"HF_MPS_DEVICE={wanted} asks for it")
     assert device.metal().value is (wanted == "mps")
-
-
-def test_metal_says_when_it_is_switched_off(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(MAC)
-    monkeypatch.setenv("HF_MPS_DEVICE", "cpu")
-    assert device.metal().reason == snapshot(
-        "HF_MPS_DEVICE=cpu switches Metal off; to switch it on: unset HF_MPS_DEVICE"
-    )
 
 
 @pytest.mark.usefixtures("no_cuda")

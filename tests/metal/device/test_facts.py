@@ -25,11 +25,7 @@ def test_the_device_of_this_suite_describes_itself() -> None:
 def test_the_facts_read_as_lines() -> None:
     here = Facts("mps", "Apple M2", 10, 16 * GIB, 11 * GIB, "15.6")
     assert here.lines() == snapshot(
-        [
-            "device: mps, Apple M2, 10 GPU cores",
-            "memory: 16.0 GiB, of which 11.0 GiB recommended",
-            "system: macOS 15.6",
-        ]
+        ["device: mps, Apple M2, 10 GPU cores", "memory: 16.0 GiB, of which 11.0 GiB recommended", "system: macOS 15.6"]
     )
 
 
@@ -43,8 +39,7 @@ def test_each_dtype_has_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chip", "emulated"),
-    [("Apple M1", True), ("Apple M2 Ultra", True), ("Apple M3 Pro", False), ("Apple M10", False)],
+    ("chip", "emulated"), [("Apple M1", True), ("Apple M2 Ultra", True), ("Apple M3 Pro", False), ("Apple M10", False)]
 )
 def test_bfloat16_is_emulated_on_m1_and_m2(chip: str, emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "get_name", lambda: chip)

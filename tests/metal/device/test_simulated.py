@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 from inline_snapshot import snapshot
 
-from hf_mps.core.errors import UserError
 from hf_mps.metal import device
 from hf_mps.metal.device import facts, machine, precision, profiles
 from tests.metal.device.machines import LINUX, MAC, Pretend
+from tests.refusals import refusal
 
 CODE = "import hf_mps; print(hf_mps.device.simulated(), hf_mps.device.choose())"
 
@@ -68,6 +68,4 @@ def test_a_profile_that_there_is_not_is_refused_as_a_device_is(
         }.items():
             with monkeypatch.context() as typo:
                 typo.setenv(name, "m1-8gib")
-                with pytest.raises(UserError) as caught:
-                    asked()
-                assert str(caught.value).startswith(line)
+                assert refusal(asked).startswith(line)

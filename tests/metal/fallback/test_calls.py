@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_mps.core.releases import torch_release
 from hf_mps.metal import fallback
@@ -225,8 +226,6 @@ def test_a_compiled_graph_may_hold_one(way: str) -> None:
 
 
 def test_fake_tensors_are_not_computed() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with FakeTensorMode():
         x = torch.empty(3, 4, device="mps")
         result = x.mode(-1)

@@ -6,6 +6,9 @@ Results, gradients, out= and in-place forms equal the CPU's.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -24,10 +27,6 @@ LEAST = (55 if torch_release() < (2, 14) else 35) if share.is_whole() else 1
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    import os
-    import subprocess
-    import sys
-
     # What Metal's own kernels refuse (complex matrices in the gradients of linalg.eig) is no fallback's matter.
     env = {
         **os.environ,
@@ -45,8 +44,7 @@ def report() -> dict[str, Any]:
         check=False,
     )
     assert done.stdout, done.stderr[-2000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def unexplained(differences: list[str]) -> list[str]:

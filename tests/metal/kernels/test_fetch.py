@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from inline_snapshot import snapshot
@@ -219,10 +220,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 def test_a_full_disk_ends_in_one_line_and_leaves_nothing(
     tmp_path: Path, own_cache: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     assert _refused(["fetch", "--wheel", str(wheel(tmp_path))], capsys, 1, cache=own_cache) == snapshot(
         "<cache>: no space is left; next: room there, or XDG_CACHE_HOME=FOLDER elsewhere"
     )

@@ -65,10 +65,7 @@ CODE: list[tuple[list[str], list[tuple[str, ...]]]] = [
     ),
     ([wrapper("wrapper_MPS__passed_on")], [("calls", "__ZN2at4_ops5dense4callERKNS_6TensorE")]),
     ([wrapper("wrapper_MPS__folded")], [("calls", "__ZN2at4_ops8compiled4callERKNS_6TensorE")]),
-    (
-        [wrapper("wrapper_CompositeExplicitAutograd__moved")],
-        [("calls", "__ZN2at4_ops5dense4callERKNS_6TensorE")],
-    ),
+    ([wrapper("wrapper_CompositeExplicitAutograd__moved")], [("calls", "__ZN2at4_ops5dense4callERKNS_6TensorE")]),
     ([wrapper("wrapper_MPS__part")], []),
 ]
 

@@ -45,8 +45,7 @@ def report(release: str) -> dict[str, Any]:
         check=False,
     )
     assert done.stdout, done.stderr[-2000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_nearly_every_sample_agrees_and_the_rest_has_a_reason(report: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,8 +67,7 @@ def test_gradscalers_kernel_for_a_list_dispatches_each_tensor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "graphs"),
-    [((1, 1, 1), "GG GGM"), ((1, 1, 0), "GG GG"), ((0, 1, 0), "G G"), ((0, 0, 1), "G GM")],
+    ("wanted", "graphs"), [((1, 1, 1), "GG GGM"), ((1, 1, 0), "GG GG"), ((0, 1, 0), "G G"), ((0, 0, 1), "G GM")]
 )
 def test_a_linear_layers_gradients_are_two_graphs_and_from_2_14_on_a_sum(wanted: tuple[int, ...], graphs: str) -> None:
     """Linear.mm: from 2.14 on it calls mm, mm and sum."""
@@ -146,8 +146,6 @@ def test_releases_that_need_fetching_are_counted_as_the_next_older_one() -> None
 
 
 def test_a_call_is_read_from_the_text_that_it_was_written_as() -> None:
-    import torch
-
     weights = [torch.ones(2, 3), torch.ones(3, 2).t()]
     call = call_of("aten::cat", ((weights, 1), {"out": torch.ones(4, 3)}), ())
     assert call.lists == (2,)

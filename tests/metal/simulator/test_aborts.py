@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
+from hf_mps.layer.guards.catalogue import GUARDS
 from hf_mps.metal.device import faults, machine
 from hf_mps.metal.simulator import strictness
 
@@ -124,7 +125,5 @@ with strictness.on(*faults.ABORTS):
 
 
 def test_no_guards_trial_ends_python(run_python: Callable[..., object]) -> None:
-    from hf_mps.layer.guards.catalogue import GUARDS
-
     done = run_python("-c", TRIALS, env={"HF_MPS_SIMULATE": "m1-macos26-16gb"})
     assert (done.returncode, done.stdout.split()) == (0, list(GUARDS.names)), done.stderr[-2000:]

@@ -84,10 +84,7 @@ REFUSED: dict[str, tuple[Call, str]] = {
         r"^linalg\.solve\.triangular\(\); Only float is supported!$",
     ),
     "QR": (lambda: torch.linalg.qr(complexes(2))[0], "^linalg_qr: MPS currently supports float32 only$"),
-    "renorm": (
-        lambda: complexes(2).renorm(2, 0, 1),
-        "^Failed to create function state object for: renorm_float2$",
-    ),
+    "renorm": (lambda: complexes(2).renorm(2, 0, 1), "^Failed to create function state object for: renorm_float2$"),
     "product times a complex number": (
         lambda: torch.addmm(complexes(2), complexes(2), complexes(2), alpha=1j),
         "^value cannot be converted to type double without overflow$",

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.compile_fx as inductor
 from accelerate.utils import TorchDynamoPlugin
 from torch import Tensor, nn
 
@@ -245,8 +246,6 @@ def test_a_graph_that_makes_its_own_tensor_on_the_device_is_the_devices_too() ->
 def test_of_a_function_on_both_devices_inductor_compiles_what_is_the_cpus_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import torch._inductor.compile_fx as inductor
-
     seen: list[set[str]] = []
 
     def compile_fx(graph: Any, inputs: list[Tensor], **_: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -116,8 +117,6 @@ def test_with_metals_fault_a_dropout_of_one_makes_nan() -> None:
 
 
 def test_an_lstm_of_a_compiled_model_and_of_a_fake_one() -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     layer, x = trained(0.0)
     expected = layer(x)[0]
     torch.testing.assert_close(torch.compile(layer, backend="aot_eager")(x)[0], expected)
@@ -143,8 +142,7 @@ def functional(layer: nn.LSTM, x: Tensor) -> Tensor:
     zeros = torch.zeros(layer.num_layers, x.shape[1], layer.hidden_size, device="mps")
     weights = [weight for each in layer.all_weights for weight in each]
     options = (True, layer.num_layers, layer.dropout, layer.training, False, False)
-    output: Tensor = torch.ops.aten.lstm.input(x, [zeros, zeros], weights, *options)[0]
-    return output
+    return torch.ops.aten.lstm.input(x, [zeros, zeros], weights, *options)[0]
 
 
 def test_packed_sequences_take_the_composite_form_as_on_a_mac_with_the_cpus_numbers() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.func import grad, hessian, jvp, vmap
 
 from tests.metal.simulator.conformance.compare import outcome
 
@@ -117,8 +118,6 @@ def test_random_integers_fill_a_tensor() -> None:
 
 
 def test_functional_transforms() -> None:
-    from torch.func import grad, hessian, jvp, vmap
-
     x = torch.linspace(-1, 1, 6).view(2, 3).to("mps")
     assert torch.equal(grad(lambda a: (a * a).sum())(x), 2 * x)
     assert torch.equal(jvp(torch.neg, (x,), (torch.ones_like(x),))[1], -torch.ones_like(x))

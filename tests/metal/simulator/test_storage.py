@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
+import multiprocessing
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, TensorDataset
 
 pytestmark = pytest.mark.usefixtures("mps")
@@ -36,8 +38,6 @@ def test_map_location_moves_them(there: str, here: str, tmp_path: Path) -> None:
 
 
 def test_safetensors(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     tensors = {"a": torch.randn(3, 4, device="mps"), "b": torch.arange(5, device="mps").to(torch.bfloat16)}
     save_file(tensors, tmp_path / "x.safetensors")
     for device in ("cpu", "mps"):
@@ -127,8 +127,6 @@ def test_a_loader_with_workers_feeds_the_device(workers: int) -> None:
 
 
 def test_a_forked_process_is_told_that_it_cannot_use_the_device() -> None:
-    import multiprocessing
-
     def child(answers) -> None:
         answers.send(torch.mps._is_in_bad_fork())
 

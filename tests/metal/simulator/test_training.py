@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("mps")
@@ -166,8 +168,6 @@ def test_gradient_checkpointing(reentrant: bool) -> None:
 
 
 def test_fake_tensors_on_mps_go_forward_and_backward() -> None:
-    from torch._subclasses import FakeTensorMode
-
     with FakeTensorMode(), torch.device("mps"):
         net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
         loss = nn.functional.cross_entropy(net(torch.randn(5, 3, 8, 8)), torch.zeros(5, dtype=torch.long))
@@ -189,8 +189,6 @@ def test_anomaly_detection_names_the_operator() -> None:
 
 
 def test_threads_use_the_device_together() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     def work(number: int) -> float:
         x = torch.full((64, 64), float(number), device="mps", requires_grad=True)
         (x @ x).sum().backward()

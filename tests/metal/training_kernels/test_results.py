@@ -15,7 +15,7 @@ MUTATIONS = {
         (BARRIER, ""),
         ("tensors[chunk.x] + chunk.y;\n  float", "tensors[chunk.x] + chunk.y + 1;\n  float"),
         ("float sum = 0;\n  for (uint i", "half sum = 0;\n  for (uint i"),
-    ],
+    ]
 }
 MUTATIONS["layer-norm"] = MUTATIONS["rms-norm"] = [
     (BARRIER + "  const float2 part", "  const float2 part"),

@@ -78,8 +78,7 @@ class Processes:
         print(json.dumps(asked), file=server.stdin, flush=True)
         answer = server.stdout.readline()
         assert answer, "the server ended, see what it printed"
-        ended: dict[str, Any] = json.loads(answer)
-        return ended
+        return json.loads(answer)
 
     def _started(self, device: str) -> subprocess.Popen[str]:
         if not self._library.exists():
@@ -92,8 +91,7 @@ class Processes:
         env |= {"HF_MPS_FAULTS": "-atomic-order"} if simulated else {"HF_MPS_DEVICE": "cpu"}
         command = [sys.executable, "-W", "ignore", "-m", "tests.resume.kills.server"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        server = self._servers[device] = subprocess.Popen(command, cwd=CHECKOUT, env=env, text=True, **pipes)
-        return server
+        return subprocess.Popen(command, cwd=CHECKOUT, env=env, text=True, **pipes)
 
     def end(self) -> None:
         """End the servers; what they forked has ended before they answered."""

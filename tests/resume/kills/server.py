@@ -57,15 +57,7 @@ def _import(names: Path) -> None:
 
 
 def group(
-    words: list[str],
-    cwd: str,
-    folder: str,
-    ranks: int,
-    at: int,
-    number: int,
-    hit: int,
-    together: bool,
-    limit: float,
+    words: list[str], cwd: str, folder: str, ranks: int, at: int, number: int, hit: int, together: bool, limit: float
 ) -> dict[str, Any]:
     """Run the command in `ranks` processes; rank `hit` gets signal `number` at its operation `at` in `folder`.
 

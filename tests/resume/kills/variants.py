@@ -10,12 +10,7 @@ from typing import Any
 
 from tests.finetune import builders, every_task, tiny
 
-COMMON = {
-    "per_device_train_batch_size": 4,
-    "per_device_eval_batch_size": 8,
-    "learning_rate": 0.01,
-    "logging_steps": 2,
-}
+COMMON = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 8, "learning_rate": 0.01, "logging_steps": 2}
 STEPS = {"save_strategy": "steps", "eval_strategy": "steps", "max_steps": 13}
 
 

@@ -11,15 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from inline_snapshot import snapshot
+from transformers import BertConfig
 
 from hf_mps.cli.main import main
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.report import plot
 from hf_mps.layer import guards
 from hf_mps.tools import bench
-from hf_mps.tools.bench import Asked, chart
+from hf_mps.tools.bench import Asked, chart, launches
+from hf_mps.tools.bench.cases import TRAINING, Case, Work, stepping
 from hf_mps.tools.bench.outcome import Outcome, folder_for, signer
+from hf_mps.tools.dryrun.launches import table_of
+from hf_mps.tools.dryrun.modules import ModuleTracker
 from tests.tools.bench.test_networks import TINY
 
 Printed = pytest.CaptureFixture[str]
@@ -78,8 +84,6 @@ def test_the_counts_of_a_step_are_those_of_the_simulated_device(tiny: Path, caps
 def test_a_recipe_is_measured_in_real_size_by_the_runners_own_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
-    from transformers import BertConfig
-
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     BertConfig(**shape).save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
@@ -212,8 +216,6 @@ def test_the_chart_of_a_simulated_device_says_so_and_another_does_not(monkeypatc
 
 @pytest.mark.usefixtures("mps")
 def test_a_dollar_in_a_recipes_path_is_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.finetune.report import plot
-
     figures: list[Any] = []
     monkeypatch.setattr(plot, "_rendered", lambda figure: figures.append(figure) or b"")
     measured = outcome("mps", 0.25)
@@ -241,12 +243,6 @@ def test_the_verb_starts_without_torch(run_python: Any) -> None:
 
 @pytest.mark.usefixtures("mps")
 def test_what_a_step_launches_is_counted_without_the_looks_of_sentinels() -> None:
-    import torch
-
-    from hf_mps.tools.bench import launches
-    from hf_mps.tools.bench.cases import TRAINING, Case, Work, stepping
-    from hf_mps.tools.dryrun.launches import table_of
-    from hf_mps.tools.dryrun.modules import ModuleTracker
 
     made: list[Work] = []
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 from hf_mps.core.choice import Choice
 from hf_mps.tools.bench import timing
@@ -19,8 +20,6 @@ BY_NAME = {network.name: network for network in NETWORKS}
 
 
 def tiny(length: int) -> torch.nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     return BertForSequenceClassification(BertConfig(**shape))
 

@@ -285,7 +285,6 @@ def test_ctrl_c_at_a_question_ends_in_one_line_and_writes_nothing(place: Path) -
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5)
-        assert process.stderr is not None
         assert process.stderr.read().decode().strip() == snapshot("hf-mps: interrupted")
         assert process.returncode == 130
     os.close(ours)

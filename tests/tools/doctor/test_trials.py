@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hf_mps.core.releases import torch_release
 from hf_mps.layer.guards.catalogue import GUARDS, registry
 from hf_mps.metal.device import faults, machine
 from hf_mps.metal.simulator import strictness
+from hf_mps.metal.training_kernels import trial
 from hf_mps.tools.doctor import environment, guards, metal, versions
 from hf_mps.tools.doctor import machine as machines
 from hf_mps.tools.doctor.guards import Trial
@@ -168,10 +170,11 @@ def test_json_has_each_trial_as_values_and_the_report_as_lines(
 def test_a_trial_that_raises_says_so_and_the_next_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails() -> None:
-        raise RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB)\nat MPSAllocator.mm")
-
-    monkeypatch.setattr(registry().get("non-contiguous"), "trial", fails)
+    monkeypatch.setattr(
+        registry().get("non-contiguous"),
+        "trial",
+        Mock(side_effect=RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB)\nat MPSAllocator.mm")),
+    )
     guards.main(["non-contiguous", "conv3d-layout"])
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each.get("verdict", each.get("begins")) for each in told] == [
@@ -192,8 +195,6 @@ def test_without_metal_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_report_says_which_training_kernels_are_used_and_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from hf_mps.metal.training_kernels import trial
-
     monkeypatch.setattr(trial, "_place", lambda name: tmp_path / f"{name}.json")
     monkeypatch.delenv("HF_MPS_TRAINING_KERNELS")
     row = trial.Row("64 gradients", 1e-7, 2e-7, 0.001, 0.004, right=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.finetune.tiny import Ended
 from tests.tools.export.conftest import record
@@ -53,8 +54,6 @@ def test_off_a_mac_it_says_what_was_compared_and_what_was_not(hf_mps: Run, class
 def test_a_weight_that_float16_would_round_to_nothing_is_no_other_model(
     hf_mps: Run, classifier: Path, tmp_path: Path
 ) -> None:
-    from safetensors.torch import load_file, save_file
-
     model = shutil.copytree(classifier, tmp_path / "small")
     weights = load_file(model / "model.safetensors")
     weights["bert.encoder.layer.1.output.LayerNorm.weight"][:3] = torch.tensor([-6e-33, 1.5e-9, 7e-5])

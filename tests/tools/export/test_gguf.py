@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer, XGLMConfig, XGLMForCausalLM
 
 from hf_mps.tools.export import runtimes
 from tests.finetune.tiny import Ended
@@ -60,8 +61,6 @@ def test_a_file_with_other_logits_is_not_left_there(hf_mps: Run, stories: Path, 
 
 @pytest.mark.process
 def test_an_architecture_that_llama_cpp_does_not_know_is_misuse(hf_mps: Run, stories: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer, XGLMConfig, XGLMForCausalLM
-
     config = XGLMConfig(vocab_size=512, d_model=8, ffn_dim=8, num_layers=1, attention_heads=1)
     XGLMForCausalLM(config).save_pretrained(tmp_path / "other")
     AutoTokenizer.from_pretrained(stories).save_pretrained(tmp_path / "other")

@@ -12,6 +12,7 @@ import torch
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM
 
 from hf_mps.tools.export import base, merged
 from hf_mps.tools.saved.run import open_run
@@ -46,8 +47,6 @@ def test_an_adapter_is_merged_in_float32_and_rounded_once(hf_mps: Run, adapted: 
 def test_the_merged_model_loads_without_peft_and_with_its_tokenizer(
     hf_mps: Run, adapted: Path, stories: Path, tmp_path: Path
 ) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-
     assert hf_mps("export", "merged", adapted, tmp_path / "out", "--weights", "f32").code == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert type(model) is LlamaForCausalLM
@@ -70,8 +69,6 @@ def test_shards_hold_every_weight_once_and_are_made_one_by_one(adapted: Path, tm
             names += list(opened.keys())
     expected = _merged_by_peft(adapted, torch.float32)
     assert sorted(names) == sorted(expected)
-    from transformers import AutoModelForCausalLM
-
     whole = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "many").named_parameters())
     assert all(torch.equal(whole[name], expected[name]) for name in expected)
 
@@ -116,7 +113,6 @@ def test_a_model_without_an_adapter_is_written_in_bfloat16(hf_mps: Run, classifi
 
 def test_another_adapter_than_lora_is_refused(stories: Path, hf_mps: Run, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
 
     config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", use_dora=True)
     get_peft_model(AutoModelForCausalLM.from_pretrained(stories), config).save_pretrained(tmp_path / "dora")
@@ -129,7 +125,6 @@ def test_another_adapter_than_lora_is_refused(stories: Path, hf_mps: Run, tmp_pa
 def test_a_layer_that_was_trained_whole_takes_its_place(classifier: Path, tmp_path: Path) -> None:
     """peft's `modules_to_save`: the classifier's head beside the adapters."""
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForSequenceClassification
 
     config = LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS")
     model = get_peft_model(AutoModelForSequenceClassification.from_pretrained(classifier), config)

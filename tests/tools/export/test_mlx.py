@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, BloomForCausalLM
 
 from tests.finetune.tiny import Ended
 from tests.tools.export.conftest import record
@@ -18,7 +19,6 @@ Run = Callable[..., Ended]
 def test_an_adapter_leaves_merged_and_writes_as_the_model_does(hf_mps: Run, adapted: Path, tmp_path: Path) -> None:
     """By the export's own comparison, and by what both write on with: the same tokens, one by one."""
     from mlx_lm import generate, load
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # A name like that of the folder with the merged model.
     ended = hf_mps("export", "mlx", adapted, tmp_path / "plain", "--weights", "f32")
@@ -49,8 +49,6 @@ def test_quantized_weights_stay_within_their_bound(
 
 
 def test_an_architecture_that_mlx_lm_does_not_have_is_refused(hf_mps: Run, stories: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer, BloomConfig, BloomForCausalLM
-
     BloomForCausalLM(BloomConfig(vocab_size=512, hidden_size=8, n_layer=1, n_head=1)).save_pretrained(
         tmp_path / "bloom"
     )

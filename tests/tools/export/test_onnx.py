@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.finetune.tiny import Ended
 from tests.tools.export.conftest import record
@@ -22,7 +23,6 @@ def test_a_classifier_answers_alike_whatever_the_batch_and_length(
 ) -> None:
     """By the export's own comparison, and by one that takes other rows, batches and lengths than it was traced with."""
     import onnxruntime
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     ended = hf_mps("export", "onnx", classifier, tmp_path / "out")
     assert (ended.code, ended.err) == (0, "")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from hf_mps.core import extras
-from hf_mps.core.errors import UserError
 from hf_mps.finetune import tasks
 from hf_mps.tools.export import base
 from hf_mps.tools.export.make import FORMATS, named
 from tests import CHECKOUT
 from tests.finetune.tiny import Ended
+from tests.refusals import refusal
 
 Run = Callable[..., Ended]
 
@@ -40,10 +40,7 @@ def desk(classifier: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.Mo
             "merged sorter out --weights int4",
             "--weights int4: export merged does not write these; allowed: bf16, f16, f32",
         ),
-        (
-            "onnx sorter out --lengths 16,32",
-            "--lengths is for export coreml; leave it out of onnx",
-        ),
+        ("onnx sorter out --lengths 16,32", "--lengths is for export coreml; leave it out of onnx"),
         ("mlx stories out --converter x", "--converter is for export gguf; leave it out of mlx"),
         (
             "mlx sorter out",
@@ -74,9 +71,7 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(name: str, mon
     form = named(name)
     monkeypatch.setattr(base, "find_spec", lambda module: None if module == form.modules[-1] else module)
     monkeypatch.setattr(extras, "install", lambda extra: f"pip install 'hf-mps[{extra}]'")
-    with pytest.raises(UserError) as refused:
-        form.refuse_missing()
-    assert str(refused.value) == f"export {name} needs {form.modules[-1]}; next: pip install 'hf-mps[{name}]'"
+    assert refusal(form.refuse_missing) == f"export {name} needs {form.modules[-1]}; next: pip install 'hf-mps[{name}]'"
     assert f"\n{name} = [" in (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
 
 

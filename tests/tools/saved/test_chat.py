@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from inline_snapshot import snapshot
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_mps.tools.saved.chat import Manner, conversation, voices
+from hf_mps.tools.saved.run import open_run
 from tests.finetune.tiny import Ended
 from tests.snapshots import masked
 from tests.tools.saved.conftest import Kept, Made, read_csv
@@ -22,8 +25,6 @@ FIRST, SECOND = "Say it in other words: The film felt warm.", "A book stayed swe
 
 def told(folder: Path, template: Path, *messages: str, system: str | None = None) -> str:
     """The answer of transformers' own generation to turns of user and assistant."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(template)
     turns = [{"role": "system", "content": system}] if system else []
     turns += [{"role": ("user", "assistant")[n % 2], "content": words} for n, words in enumerate(messages)]
@@ -86,9 +87,6 @@ def test_commands_forget_set_the_system_prompt_and_end(instructed: Kept, command
 
 
 def voice(folder: Path, **manner: Any) -> Any:
-    from hf_mps.tools.saved.chat import Manner, voices
-    from hf_mps.tools.saved.run import open_run
-
     (own,), _ = voices(open_run(str(folder), "sft"), "cpu", Manner(**manner), base=False)
     return own
 
@@ -137,8 +135,6 @@ def test_a_model_that_does_not_chat_is_refused_in_one_line(kept: Made, command: 
 def test_a_turn_that_one_model_refuses_is_forgotten_by_both(
     instructed: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hf_mps.tools.saved.chat import conversation
-
     own, base = voice(instructed.folder, max_new_tokens=4), voice(instructed.folder, max_new_tokens=4)
     base.model.config.max_position_embeddings = 8
     with pytest.MonkeyPatch.context() as patched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ Command = Callable[..., Ended]
 
 
 def results(run: Kept) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((run.folder / "results.json").read_text(encoding="utf-8"))
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
@@ -83,8 +83,6 @@ def test_a_table_has_the_runs_figures_beside_them(kept: Made, command: Command) 
 def test_a_folder_of_save_pretrained_is_measured_on_rows_that_are_given(
     kept: Made, command: Command, tmp_path: Path
 ) -> None:
-    import shutil
-
     run = kept("text-classification")
     model = tmp_path / "model"
     shutil.copytree(run.folder, model, ignore=shutil.ignore_patterns("results.json", "recipe.yaml", "checkpoint-*"))
@@ -108,10 +106,7 @@ def test_a_folder_of_save_pretrained_is_measured_on_rows_that_are_given(
             snapshot("hf-mps: evaluate reads no training rows; next, to measure a file: data.validation=FILE\n"),
         ),
         (["data.validation=other.csv"], snapshot("hf-mps: data.files.validation: other.csv: there is no such file\n")),
-        (
-            ["training.num_train_epochs=2"],
-            "hf-mps: training.num_train_epochs changes only a training; leave it out\n",
-        ),
+        (["training.num_train_epochs=2"], "hf-mps: training.num_train_epochs changes only a training; leave it out\n"),
     ],
 )
 def test_what_cannot_be_measured_ends_in_one_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
@@ -10,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 from inline_snapshot import snapshot
 
+from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.run import measuring
+from hf_mps.tools.saved.run import open_run
 from tests.finetune import tiny
 from tests.finetune.tiny import Ended
 from tests.snapshots import masked
@@ -70,6 +75,8 @@ def test_rows_come_as_csv_jsonl_or_through_a_pipe_and_leave_as_csv_or_jsonl(
     assert len(read_csv(whole)) == len(bare)
     assert command("predict", pairs.folder, as_jsonl).out == whole
     assert command("predict", pairs.folder, stdin=as_csv.read_bytes()).out == whole
+    old_spreadsheet = as_csv.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r")
+    assert command("predict", pairs.folder, stdin=old_spreadsheet).out == whole
     assert command("predict", pairs.folder, "-", stdin=as_jsonl.read_bytes()).out == whole
     os.mkfifo(pipe := tmp_path / "63")  # what `<(zcat rows.csv.gz)` names
     threading.Thread(target=lambda: pipe.write_bytes(as_csv.read_bytes()), daemon=True).start()
@@ -91,16 +98,7 @@ def test_a_line_of_text_is_a_row_where_a_row_is_one_text(kept: Made, command: Co
     )
 
 
-def test_rows_of_an_old_spreadsheet_are_those_of_a_csv(pairs: Kept, command: Command, tmp_path: Path) -> None:
-    bare = [{name: row[name] for name in ("sentence1", "sentence2")} for row in rows_of(pairs)]
-    file = tiny.write_csv(tmp_path / "rows.csv", bare)
-    returns = file.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", b"\r")
-    assert command("predict", pairs.folder, stdin=returns).out == command("predict", pairs.folder, file).out
-
-
 def test_a_closed_stdin_is_one_line(pairs: Kept, kept: Made, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hf_mps.cli.main import main
-
     monkeypatch.setattr("sys.stdin", None)
     assert main(["predict", str(pairs.folder)]) == 2
     said = "hf-mps: stdin is closed, and the rows come from there; next: a FILE in place of -"
@@ -185,7 +183,6 @@ def test_a_file_appears_whole_and_never_over_another(pairs: Kept, command: Comma
 
 def test_rows_are_answered_a_few_at_a_time_and_none_is_loaded_before(pairs: Kept, tmp_path: Path) -> None:
     from hf_mps.tools.saved import rows
-    from hf_mps.tools.saved.run import open_run
 
     file = tmp_path / "rows.csv"
     tiny.write_csv(file, [{"sentence1": f"one {n}", "sentence2": f"two {n}"} for n in range(20_000)])
@@ -200,13 +197,8 @@ def test_rows_are_answered_a_few_at_a_time_and_none_is_loaded_before(pairs: Kept
 
 
 def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
-    import gc
 
-    from datasets import Dataset
-
-    from hf_mps.finetune.run import measuring
     from hf_mps.tools.saved import predict, rows
-    from hf_mps.tools.saved.run import open_run
 
     def alive() -> int:
         gc.collect()
@@ -337,11 +329,7 @@ def test_a_preference_model_answers_prompts_too(kept: Made, command: Command, tm
             "",
             "Invalid value for '--batch': Input should be less than or equal to 1000000; ",
         ),
-        (
-            ["-", "training.learning_rate=1"],
-            "",
-            "training.learning_rate changes only a training; leave it out",
-        ),
+        (["-", "training.learning_rate=1"], "", "training.learning_rate changes only a training; leave it out"),
     ],
 )
 def test_bad_rows_and_files_end_in_one_line(

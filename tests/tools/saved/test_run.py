@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models.checkpoint import resolve
+from hf_mps.tools.saved.on_device import weights_of
 from hf_mps.tools.saved.run import Adapter, infer_task, open_run
+from tests.refusals import refusal
 from tests.snapshots import masked
 from tests.tools.saved.conftest import Made
 
@@ -25,7 +27,6 @@ def test_a_run_names_its_recipe_its_choices_and_what_it_was_trained_from(kept: M
     assert opened.recipe.data.columns.roles()["text_pair"] == "sentence2"
     assert opened.chosen["device"] == "mps"
     assert opened.checkpoint.source == str(run.folder)
-    assert opened.base is not None
     assert opened.base.source == str(run.rows.parent / "model")
 
 
@@ -99,20 +100,7 @@ def test_a_model_of_sentence_transformers_tells_its_kind_by_its_files(
     assert open_run(str(tmp_path)).task.value == task
 
 
-def test_a_kind_of_sentence_transformers_that_no_task_is_for_is_refused(tmp_path: Path) -> None:
-    saved = {"modules.json": [], "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"}}
-    for name, content in {"model.safetensors": "", **saved}.items():
-        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(UserError) as refused:
-        open_run(str(tmp_path))
-    assert str(refused.value).removeprefix(str(tmp_path)) == snapshot(
-        ": its config_sentence_transformers.json names MultiVectorEncoder, which fits no task; next: --task TASK"
-    )
-
-
 def test_halves_are_taken_as_a_file_has_them_where_the_device_computes_them(kept: Made, tmp_path: Path) -> None:
-    from hf_mps.tools.saved.on_device import weights_of
-
     model = tmp_path / "model"
     left = shutil.ignore_patterns("results.json", "recipe.yaml", "checkpoint-*")
     shutil.copytree(kept("text-classification").folder, model, ignore=left)
@@ -124,51 +112,41 @@ def test_halves_are_taken_as_a_file_has_them_where_the_device_computes_them(kept
     assert weights_of(open_run(str(kept("text-classification").folder)), "mps").value == "float32"
 
 
-def nothing(folder: Path) -> None:
-    folder.mkdir()
-
-
-def unfinished(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "recipe.yaml").write_text("task: sft\n", encoding="utf-8")
-
-
-def unknown(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "config.json").write_text('{"architectures": ["SomethingElse"]}', encoding="utf-8")
-
-
-def gap(folder: Path) -> None:
-    folder.mkdir()
-    labels = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "a", "2": "b"}}
-    (folder / "config.json").write_text(json.dumps(labels), encoding="utf-8")
-
-
-def file(folder: Path) -> None:
-    folder.write_text("", encoding="utf-8")
-
-
 @pytest.mark.parametrize(
-    ("made", "said"),
+    ("files", "said"),
     [
         (
-            nothing,
+            {},
             snapshot("<place>: the folder holds no model; allowed: a run's folder, or one that save_pretrained wrote"),
         ),
         (
-            unfinished,
+            {"recipe.yaml": "task: sft\n"},
             snapshot(
                 "<place> holds a run that has not ended and no model yet; next: hf-mps finetune <place>/recipe.yaml"
                 " output_dir=<place>"
             ),
         ),
-        (unknown, snapshot("<place>: its configuration names SomethingElse, which fits no task; next: --task TASK")),
         (
-            gap,
+            {"config.json": '{"architectures": ["SomethingElse"]}'},
+            snapshot("<place>: its configuration names SomethingElse, which fits no task; next: --task TASK"),
+        ),
+        (
+            {"config.json": json.dumps(RERANKER | {"id2label": {"0": "a", "2": "b"}})},
             snapshot("<place>: id2label in its config.json has 0, 2; allowed: 0 to 1"),
         ),
         (
-            file,
+            {
+                "model.safetensors": "",
+                "modules.json": "[]",
+                "config_sentence_transformers.json": '{"model_type": "MultiVectorEncoder"}',
+            },
+            snapshot(
+                "<place>: its config_sentence_transformers.json names MultiVectorEncoder, which fits no task; next:"
+                " --task TASK"
+            ),
+        ),
+        (
+            "a file",
             snapshot(
                 "<place>: is a file; allowed: a run's folder, one that save_pretrained wrote, a model's name on the hub"
             ),
@@ -183,20 +161,20 @@ def file(folder: Path) -> None:
     ],
 )
 def test_what_is_no_saved_model_is_refused_in_one_line(
-    made: Callable[[Path], None] | None, said: str, tmp_path: Path
+    files: dict[str, str] | str | None, said: str, tmp_path: Path
 ) -> None:
     place = tmp_path / "place"
-    if made is not None:
-        made(place)
-    with pytest.raises(UserError) as refused:
-        open_run(str(place))
-    assert masked(str(refused.value), place=str(place)) == said
+    if isinstance(files, str):
+        place.write_text(files, encoding="utf-8")
+    elif files is not None:
+        place.mkdir()
+        for name, content in files.items():
+            (place / name).write_text(content, encoding="utf-8")
+    assert masked(refusal(open_run, str(place)), place=str(place)) == said
 
 
 def test_a_hub_name_that_is_not_here_says_how_it_is_fetched() -> None:
-    with pytest.raises(UserError) as refused:
-        open_run("somebody/something")
-    assert str(refused.value) == snapshot(
+    assert refusal(open_run, "somebody/something") == snapshot(
         "model somebody/something is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
         " HF_HUB_OFFLINE=0 hf download somebody/something, or give a folder with model=PATH"
     )
@@ -211,14 +189,12 @@ def test_a_task_that_there_is_not_and_one_that_a_run_is_not_are_refused(kept: Ma
 
 
 def test_a_pickle_that_holds_more_than_tensors_is_not_run(kept: Made, tmp_path: Path) -> None:
-    import torch
-
     place = tmp_path / "model"
     shutil.copytree(kept("text-classification").folder, place, ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save({"weights": Path}, place / "pytorch_model.bin")
-    with pytest.raises(UserError) as refused:
-        open_run(str(place)).checkpoint.model("AutoModelForSequenceClassification")
-    assert masked(str(refused.value), place=str(place)) == snapshot(
+    assert masked(
+        refusal(open_run(str(place)).checkpoint.model, "AutoModelForSequenceClassification"), place=str(place)
+    ) == snapshot(
         "model <place>: its weights are a pickle that holds more than tensors, and is not run; next: save the model"
         " again, as safetensors"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,8 +199,6 @@ def test_nothing_is_kept_of_a_training_on_the_cpu(monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_kept_of_a_training_that_is_over() -> None:
-    import gc
-
     steps(10)
     gc.collect()
     assert not stream.STREAM._series

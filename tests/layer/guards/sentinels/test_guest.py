@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,8 +162,6 @@ def test_a_trainer_that_trains_again_begins_anew(tmp_path: Path) -> None:
 
 
 def test_weights_of_a_training_that_was_given_up_are_freed() -> None:
-    import weakref
-
     def broken() -> weakref.ref[Tensor]:
         weight = nn.Parameter(torch.ones(64, device="mps"))
         optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -275,15 +274,7 @@ def vector_of_one() -> list[Tensor]:
     return loops.weights(layer)
 
 
-HEALTHY = [
-    adversaries,
-    shared_loss,
-    on_two_devices,
-    converged,
-    at_a_minimum,
-    in_complex_numbers,
-    vector_of_one,
-]
+HEALTHY = [adversaries, shared_loss, on_two_devices, converged, at_a_minimum, in_complex_numbers, vector_of_one]
 
 
 @pytest.mark.parametrize("training", HEALTHY)

@@ -13,6 +13,7 @@ from hf_mps.core.errors import RunError
 from hf_mps.layer import guards
 from hf_mps.layer.guards import SentinelNotice
 from hf_mps.layer.guards.sentinels import stopped_gpu
+from hf_mps.layer.guards.sentinels.numbers import refuse
 from hf_mps.metal import simulator
 from hf_mps.metal.simulator import strictness
 from tests.hazards import device
@@ -119,8 +120,6 @@ def test_an_evaluation_whose_work_is_lost_gives_no_figures(tmp_path: Path) -> No
 
 
 def test_a_loss_that_is_nan_for_that_reason_is_said_to_be(tmp_path: Path) -> None:
-    from hf_mps.layer.guards.sentinels.numbers import refuse
-
     run = loops.trainer(tmp_path, max_steps=4)
     run.create_optimizer_and_scheduler(num_training_steps=4)
     run.model.zero_grad()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from hf_mps.core.errors import RunError
@@ -21,8 +22,6 @@ def _stop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def finite(folder: Path) -> bool:
-    from safetensors.torch import load_file
-
     return all(bool(each.isfinite().all()) for each in load_file(folder / "model.safetensors").values())
 
 

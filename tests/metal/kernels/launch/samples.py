@@ -13,12 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hf_mps.metal.kernels.rules import Dispatch
 from scripts.conformance.opinfo import operators
 
-TOLERANCE = {
-    torch.float32: 1e-4,
-    torch.complex64: 1e-4,
-    torch.float16: 4e-3,
-    torch.bfloat16: 2e-2,
-}
+TOLERANCE = {torch.float32: 1e-4, torch.complex64: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 REFUSED = ("Adaptive pool MPS: Input height and width must both be",)
 """What a Mac refuses too, in its words, among the samples of some releases (since 2.15, adaptive_max_pool2d's)."""

@@ -52,8 +52,7 @@ def test_a_gradient_with_gaps_is_walked_as_if_it_had_none(kernels: Dispatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("found_inf", "tracker", "scale_after", "tracker_after"),
-    [(1.0, 3, 32.0, 0), (0.0, 0, 64.0, 1), (0.0, 3, 128.0, 0)],
+    ("found_inf", "tracker", "scale_after", "tracker_after"), [(1.0, 3, 32.0, 0), (0.0, 0, 64.0, 1), (0.0, 3, 128.0, 0)]
 )
 def test_the_scale_follows_what_was_found(
     kernels: Dispatch, found_inf: float, tracker: int, scale_after: float, tracker_after: int

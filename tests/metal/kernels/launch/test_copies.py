@@ -125,11 +125,7 @@ def test_a_number_is_not_rounded_to_the_default_dtype(kernels: Dispatch) -> None
 
 @pytest.mark.parametrize(
     ("mask", "kind"),
-    [
-        (lambda x: x > 50, "dense"),
-        (lambda x: x[:1] > 50, "broadcast"),
-        (lambda x: x[:, :1] > 50, "strided"),
-    ],
+    [(lambda x: x > 50, "dense"), (lambda x: x[:1] > 50, "broadcast"), (lambda x: x[:, :1] > 50, "strided")],
 )
 def test_a_masked_fill_takes_the_kernel_of_its_layout(
     kernels: Dispatch, mask: Callable[[Tensor], Tensor], kind: str

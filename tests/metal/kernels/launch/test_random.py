@@ -94,14 +94,8 @@ def boxed(words: np.ndarray) -> np.ndarray:
 
 
 LIKE: dict[str, tuple[Callable[[torch.Tensor, torch.Generator], torch.Tensor], Callable[[np.ndarray], np.ndarray]]] = {
-    "normal": (
-        lambda x, g: x.normal_(1.5, 2.0, generator=g),
-        lambda words: 1.5 + 2 * boxed(words),
-    ),
-    "log_normal": (
-        lambda x, g: x.log_normal_(0.5, 0.25, generator=g),
-        lambda words: np.exp(0.5 + 0.25 * boxed(words)),
-    ),
+    "normal": (lambda x, g: x.normal_(1.5, 2.0, generator=g), lambda words: 1.5 + 2 * boxed(words)),
+    "log_normal": (lambda x, g: x.log_normal_(0.5, 0.25, generator=g), lambda words: np.exp(0.5 + 0.25 * boxed(words))),
     "exponential": (
         lambda x, g: x.exponential_(2.0, generator=g),
         lambda words: -np.log1p(-uniform(words).ravel().astype(np.float64)) / 2,

@@ -42,11 +42,7 @@ TAKEN = [
     Taken("tril triu nn.functional.unfold unfold repeat_interleave nonzero argwhere"),
     Taken("nn.functional.avg_pool2d", (torch.float32, torch.int64)),
     Taken("masked_select masked_scatter index_copy nn.functional.pad"),
-    Taken(
-        "nn.functional.max_pool1d nn.functional.max_pool2d max_pool2d_with_indices_backward",
-        ran=1.0,
-        every=29,
-    ),
+    Taken("nn.functional.max_pool1d nn.functional.max_pool2d max_pool2d_with_indices_backward", ran=1.0, every=29),
     Taken("linalg.cholesky linalg.cholesky_ex", (torch.float32,)),
     Taken("sum mean amax amin nansum linalg.vector_norm norm", ran=0.7),
     Taken("any all count_nonzero argmax argmin aminmax", (*FLOATS, torch.int64, torch.uint8, torch.bool), ran=0.7),
@@ -54,12 +50,7 @@ TAKEN = [
     # The halves have equal values, which come in any order.
     Taken("sort topk", (torch.float32,), ran=0.6),
     Taken("searchsorted bucketize", (*FLOATS, torch.int64), ran=0.6),
-    Taken(
-        "cumsum cumprod cummax cummin nn.functional.group_norm",
-        SCANNED,
-        ran=0.6,
-        tolerance={torch.bfloat16: 6e-2},
-    ),
+    Taken("cumsum cumprod cummax cummin nn.functional.group_norm", SCANNED, ran=0.6, tolerance={torch.bfloat16: 6e-2}),
     # The samples' gradients go by logarithms of 1e4, where float32 has steps of 1e-3: the CPU's differ as much.
     Taken("logcumsumexp", SCANNED, ran=0.6, tolerance={torch.float32: 5e-3, torch.bfloat16: 6e-2}),
     # Sums of eight or sixteen products that nearly cancel keep a rounding of the largest, about 9.

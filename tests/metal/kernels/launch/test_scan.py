@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_mps.layer import guards
+from hf_mps.metal.device import machine, profiles
 from hf_mps.metal.kernels.rules import Dispatch
 from hf_mps.metal.simulator import strictness
 
@@ -52,8 +53,6 @@ def test_a_transposed_tensor_is_scanned_without_a_copy(kernels: Dispatch) -> Non
 
 
 def test_newer_chips_scan_in_one_pass_that_looks_back(kernels: Dispatch) -> None:
-    from hf_mps.metal.device import machine, profiles
-
     given = torch.randn(3, 70000, generator=torch.Generator().manual_seed(0))
     before = machine.present()
     machine.override(profiles.get("m4-max-64gb").machine())

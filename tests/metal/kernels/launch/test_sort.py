@@ -66,10 +66,7 @@ def test_values_are_searched_in_boundaries_of_any_dtype(kernels: Dispatch, right
 def test_equal_elements_may_come_in_any_order_and_their_places_are_right(kernels: Dispatch, dtype: torch.dtype) -> None:
     given = drawn((6, 70), dtype)
     on_device = given.to("mps")
-    for found, wanted in (
-        (on_device.sort(1), given.sort(1)),
-        (on_device.topk(9, 1), given.topk(9, 1)),
-    ):
+    for found, wanted in ((on_device.sort(1), given.sort(1)), (on_device.topk(9, 1), given.topk(9, 1))):
         assert torch.equal(found.values.cpu(), wanted.values)
         assert torch.equal(given.gather(1, found.indices.cpu()), wanted.values)
     assert {"sort.stable", "topk"} <= set(kernels.ledger.operators)

@@ -88,8 +88,7 @@ class Worker:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if answer:
-            report: dict[str, Any] = json.loads(answer)
-            return report
+            return json.loads(answer)
         code = self._process.wait()
         self._process.stdin.close()
         self._process.stdout.close()

@@ -124,7 +124,7 @@ GIVEN: dict[str, list[Given]] = {
     "zeros.out": [lambda t: ([5, 6], t.out())],
     "_sparse_coo_tensor_with_dims": [lambda t: (1, 1, [3, 4], _options(t))],
     "_sparse_coo_tensor_with_dims_and_tensors": [
-        lambda t: (1, 1, [3, 4], t.index(2, 0)[None], t.dense(2, 4), _options(t)),
+        lambda t: (1, 1, [3, 4], t.index(2, 0)[None], t.dense(2, 4), _options(t))
     ],
     "empty.memory_format": [lambda t: ([3, 4], _options(t))],
     "view_as_real": [lambda t: (t.sparse().to(torch.complex64),)],

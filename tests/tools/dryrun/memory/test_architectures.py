@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_mps.tools.dryrun import metal_device
 from scripts.tools import architectures
 from tests import share
 
@@ -24,8 +25,6 @@ CHECKED = sorted({*ALWAYS, *(name for name in SMALL if share.has(name, EACH))})
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
-    from hf_mps.tools.dryrun import metal_device
-
     metal_device()
     with architectures.quiet():
         yield

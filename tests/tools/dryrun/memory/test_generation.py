@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from hf_mps.tools.dryrun import audit
 from hf_mps.tools.dryrun.memory.plan import estimate
@@ -32,8 +33,6 @@ def estimated(model: Path, at_once: int) -> Estimate:
 
 def cache_of(model: Path, rows: int) -> int:
     """Bytes of keys and values of `rows` completions at their end, by the model's own configuration."""
-    from transformers import AutoConfig
-
     config = AutoConfig.from_pretrained(model)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * width * LENGTH * TOKEN * rows)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import UntypedStorage, distributed
 
 from hf_mps.core.errors import UserError
 from hf_mps.tools.dryrun.memory import sharded
@@ -82,8 +83,6 @@ def test_a_recipe_that_asks_for_no_division_is_told_how() -> None:
 
 
 def test_nothing_of_the_other_ranks_is_left(of_two: MemoryPlan) -> None:
-    from torch import UntypedStorage, distributed
-
     assert not distributed.is_initialized()
     assert "resize_" not in vars(UntypedStorage)
     assert "FSDP_CPU_RAM_EFFICIENT_LOADING" not in os.environ
