@@ -26,6 +26,7 @@ from hf_mps.core.checkpoint_files import locked, sweep, torn
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain, replace_file, write_atomic, write_json
 from hf_mps.distributed.world import World
+from hf_mps.finetune.data import formats
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.overrides import read_yaml
@@ -66,15 +67,15 @@ def _stored_digests(output: Path) -> dict[str, Any]:
 
 
 def _files(data: Data) -> dict[str, str]:
-    """Return the digest of each local file, by its split."""
+    """Return the digest of each split's local files."""
     digests: dict[str, str] = {}
     for split, name in (data.files or {}).items() if not data.streaming else ():
-        path = Path(name).expanduser()
-        if path.is_file():
+        if paths := formats.found(Path(name).expanduser()):
             digest = _hash()
-            with path.open("rb") as file:
-                while block := file.read(CHUNK):
-                    digest.update(block)
+            for path in paths:
+                with path.open("rb") as file:
+                    while block := file.read(CHUNK):
+                        digest.update(block)
             digests[split] = digest.hexdigest()
     return digests
 

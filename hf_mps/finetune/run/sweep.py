@@ -139,7 +139,7 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
 def _base(resolved: ResolvedRecipe, every: Sequence[dict[str, str]], again: str, *, fresh: bool) -> Path:
     """Return the folder of a sweep over the combinations `every`: that of the sweep to continue, or an unused one.
 
-    Raises UserError for a folder that the user named and that holds another sweep; `again` is the command for a new one.
+    Raises UserError, with the command `again`, for a folder that the user named and that holds another sweep.
     """
     named = resolved.recipe.output_dir
     first = Path(named).expanduser() if named else RUNS / f"{resolved.name}-sweep"
