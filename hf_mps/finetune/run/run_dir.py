@@ -27,7 +27,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain, replace_file, write_atomic, write_json
 from hf_mps.distributed.world import World
 from hf_mps.finetune.data import formats
-from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.data.rows import MEDIA, Rows
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.overrides import read_yaml
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
@@ -37,8 +37,6 @@ from hf_mps.finetune.run.failures import PENDING, RESULTS
 DIGESTS = "data.json"
 # Rows that are read at once, and bytes of a file.
 BLOCK, CHUNK = 1000, 2**20
-# Columns whose texts name files: their content counts, not their location.
-MEDIA = ("image", "images", "mask", "audio")
 
 Splits = Mapping[str, Mapping[str, Any]]
 
