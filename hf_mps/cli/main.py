@@ -76,7 +76,10 @@ def _parse(argv: list[str], program: str) -> Work:
 
             if key := called_here(option.lstrip("-")):
                 raise UserError(f"No such option: {option}; next: {key}=VALUE") from error
-        raise UserError(f"{first}; next: {context.command_path if context else program} --help") from error
+        # An option without its value is refused without a context.
+        named = [word for word in argv[:1] if not verb and word in parser.commands]
+        path = context.command_path if context else " ".join([program, *named])
+        raise UserError(f"{first}; next: {path} --help") from error
     return work
 
 

@@ -117,9 +117,11 @@ def run_command(command: Callable[[], None], *, debug: bool = False) -> int:
         # Python flushes stdout once more at exit, and would fail there (docs.python.org, "Note on SIGPIPE").
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if debug:
             raise
-        print("hf-mps: interrupted", file=sys.stderr)
+        # A second Ctrl-C may come while the first one's line is on its way here.
+        told = next((cause for cause in chain(error) if isinstance(cause, RunError)), RunError("interrupted"))
+        print(f"hf-mps: {told}", file=sys.stderr)
         return INTERRUPTED
     return 0

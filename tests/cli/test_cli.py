@@ -105,6 +105,7 @@ def test_a_recipe_is_shown_as_it_is_written(capsys: Printed) -> None:
             ["plan", "quickstart", "--learning_rate", "1"],
             "No such option: --learning_rate; next: training.learning_rate=VALUE",
         ),
+        (["finetune", "x", "--sweep"], "Option '--sweep' requires an argument; next: hf-mps finetune --help"),
         (["recipes", "shwo"], None),
         (["finetune", "quickstart", "sed=1"], None),
     ],
@@ -184,3 +185,16 @@ def test_the_keys_of_a_recipe_and_of_its_task_are_listed_with_defaults(capsys: P
     assert (bare, [line for line in lines if "Annotated" in line]) == ([], [])
     assert main(["recipes", "keys", "glue/mrcp"]) == 2
     assert "did you mean 'glue/mrpc'?" in capsys.readouterr().err
+
+
+def test_a_second_interrupt_keeps_the_line_of_the_first(capsys: Printed) -> None:
+    from hf_mps.core.errors import RunError, run_command
+
+    def stopped() -> None:
+        try:
+            raise RunError("interrupted at step 3; kept: runs/my/checkpoint-3")
+        finally:
+            raise KeyboardInterrupt
+
+    assert run_command(stopped) == 130
+    assert capsys.readouterr().err == "hf-mps: interrupted at step 3; kept: runs/my/checkpoint-3\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import io
 import shlex
@@ -55,13 +56,28 @@ def allowed(kinds: tuple[str, ...] = tuple(ENDINGS.values())) -> str:
     return ", ".join(ending for ending, kind in ENDINGS.items() if kind in kinds)
 
 
+def found(path: Path) -> list[Path]:
+    """Return the file `path`, or those that it is a pattern of (`train-*.parquet`), by name."""
+    if path.is_file():
+        return [path]
+    # Path.glob takes no absolute pattern.
+    return sorted(Path(one) for one in glob.glob(str(path), recursive=True) if Path(one).is_file())  # noqa: PTH207
+
+
+def pattern(folder: Path) -> str:
+    """Return a pattern of the files of rows in a folder, as a word of a shell; empty where there are none."""
+    files = sorted(one for one in folder.iterdir() if one.is_file() and kind(one))
+    return in_shell(folder / f"*{ending(files[0])}") if files else ""
+
+
 def refuse_missing(path: Path, name: str) -> None:
     """Raise UserError for a path at which there is no file with something in it."""
     if path.is_file():
         if path.stat().st_size == 0:
             raise UserError(f"{name}: the file is empty; allowed: at least one row")
     elif path.is_dir():
-        raise UserError(f"{name}: is a folder; allowed: a file of rows ({allowed()})")
+        several = f", or several, as {inside}" if (inside := pattern(path)) else ""
+        raise UserError(f"{name}: is a folder; allowed: a file of rows ({allowed()}){several}")
     elif path.exists():  # a pipe, as `<(zcat rows.csv.gz)` makes one: its rows are gone once they are read
         way_on = f"next: cat {in_shell(path)} > rows.csv"
         raise UserError(f"{name}: is no regular file, and rows are read more than once; {way_on}")

@@ -84,6 +84,9 @@ def _source(path: Path, name: str, columns: Collection[str], field: str | None) 
         if inside and not any(key in columns for key in document):  # a file of one row may well hold a conversation
             shown = " or ".join(f"data.field={brief(key)}" for key in inside)
             raise UserError(f"{name}: is one object that holds the rows inside; next: {shown}")
+        if document and all(isinstance(value, dict) and next(iter(value), None) == "0" for value in document.values()):
+            problem = "is one object of columns, as pandas' to_json writes by default"
+            raise UserError(f"{name}: {problem}; next: to_json(FILE, orient='records') writes rows")
         document = [document]
     if not isinstance(document, list):
         raise UserError(f"{name}: is {KINDS.get(type(document), 'nothing')}; allowed: a list of rows, or a row a line")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError, brief, nearest, neighbour
-from hf_mps.core.text import first_line
+from hf_mps.core.text import counted, first_line
 from hf_mps.finetune.data import formats, json_rows, tables
 from hf_mps.finetune.data.rows import Rows, Tables, cached
 from hf_mps.finetune.models.checkpoint import unreachable
@@ -46,8 +46,8 @@ def check(data: schema.Data) -> None:
 
         streamed.check(data)
         return
-    for split, name in (data.files or {}).items():
-        path = Path(name).expanduser()
+    every = [(split, *file) for split in data.files or {} for file in split_files(data, split)]
+    for split, path, name in every:
         formats.refuse_missing(path, f"data.files.{split}: {name}")
         kind = formats.kind(path)
         if kind is None:
@@ -186,7 +186,7 @@ def _held_out(rows: Rows, share: float, seed: int, together: str | None) -> dict
         taken += 1
     if taken in (0, len(order)):
         of = f" in {len(groups)} groups of one {together}" if together else ""
-        problem = f"data.hold_out={share} of {count} rows{of} leaves one split without rows"
+        problem = f"data.hold_out={share} of {counted(count, 'row')}{of} leaves one split without rows"
         raise UserError(f"{rows.where}: {problem}; next: more rows, or a separate validation split")
     rest = [number for place in order[taken:] for number in members[place]]
     validation = rows.sample(sorted(kept_back), f"{rows.where} (held out)")
@@ -214,11 +214,33 @@ GENERATED = {"train": 2000, "validation": 500}
 def read(data: schema.Data, split: str) -> Rows:
     """Return one split's rows as their source has them, images and sound undecoded. Raises UserError."""
     if data.source == "files":
-        name = (data.files or {})[split]
-        rows = _local(data, Path(name).expanduser(), name)
+        rows = _joined([_local(data, path, name) for path, name in split_files(data, split)], (data.files or {})[split])
     else:
         rows = {"hub": _hub, "folder": _folder, "generated": _generated}[data.source](data, split)
     return rows.with_columns(undecoded(rows.dataset))
+
+
+def split_files(data: schema.Data, split: str) -> list[tuple[Path, str]]:
+    """Return each file of a split, with its name as a person knows it: one, or those of a pattern."""
+    name = (data.files or {})[split]
+    path = Path(name).expanduser()
+    found = formats.found(path) or [path]
+    return [(path, name)] if found == [path] else [(one, str(one)) for one in found]
+
+
+def _joined(parts: list[Rows], where: str) -> Rows:
+    """Return the rows of a pattern's files, one file after the other. Raises UserError for files that differ."""
+    from datasets import concatenate_datasets
+
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    for part in parts[1:]:
+        if (part.dataset.features, part.folder) != (first.dataset.features, first.folder):
+            differs = "is in another folder" if part.folder != first.folder else "has other columns, or of other types,"
+            raise UserError(f"{part.where} {differs} than {first.where}; allowed: alike files in one folder")
+    dataset = concatenate_datasets([part.dataset for part in parts])
+    return replace(first, dataset=dataset, where=where, notes=tuple(note for part in parts for note in part.notes))
 
 
 def split_folder(data: schema.Data, split: str) -> Path:
@@ -233,6 +255,8 @@ def split_folder(data: schema.Data, split: str) -> Path:
         if (root / name).is_dir():
             return root / name
     inside = sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != ".")
+    if rows_inside := "" if inside else formats.pattern(root):
+        raise UserError(f"data.folder: {data.folder} holds rows, no images or sound; next: data.train={rows_inside}")
     way_on = "" if data.splits else "; or data.hold_out=0.1 to keep a tenth of the training rows for validation"
     told = f"data.folder: {data.folder} holds no folder {' or '.join(names)} for the {split} split"
     raise UserError(f"{told}; there are: {', '.join(inside) or 'none'}{nearest(names[0], inside)}{way_on}")
@@ -297,9 +321,18 @@ def _folder(data: schema.Data, split: str) -> Rows:
             problem = f"there is no column {FILE_NAME}, which names the files; the columns are {', '.join(there)}"
             raise UserError(f"{metadata}: {problem}")
         return described.with_columns(described.dataset.rename_column(FILE_NAME, column))
+    if "label" in data.columns.roles().values() and (stray := [file for file in files if file.parent == place]):
+        raise UserError(f"{stray[0]}: is in no folder of a class; allowed: a folder for each class, with its files")
+    left = sorted({*_visible(place)} - {*files})
+    notes = (f"without {counted(len(left), 'file')} of another kind, as {left[0].name}",) if left else ()
     # Names and not numbers: each split would number its own classes.
     rows = [{column: str(file.resolve()), "label": file.parent.name} for file in files]
-    return Rows(Dataset.from_list(rows), str(place), folder=place)
+    return Rows(Dataset.from_list(rows), str(place), folder=place, notes=notes)
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return all files in a folder and the folders inside it, in order, without hidden ones."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
 
 
 def media(folder: Path) -> tuple[str, list[Path]]:
@@ -310,7 +343,7 @@ def media(folder: Path) -> tuple[str, list[Path]]:
     from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+    files = _visible(folder)
     kinds = {"image": set(ImageFolder.EXTENSIONS), "audio": set(AudioFolder.EXTENSIONS)}
     found = {kind: [file for file in files if file.suffix.lower() in known] for kind, known in kinds.items()}
     most = max(found, key=lambda kind: len(found[kind]))
@@ -337,6 +370,9 @@ def _hub(data: schema.Data, split: str) -> Rows:
         while root.__cause__ is not None:  # `datasets` wraps what pandas or pyarrow said
             root = root.__cause__
         instead = "give files with data.files.train=PATH data.files.validation=PATH"
+        if Path(data.hub).is_dir():
+            told = f"data {where}: the folder cannot be read: {first_line(root).rstrip('.')}"
+            raise UserError(f"{told}; next: {instead}") from error
         download = f"hf download {data.hub} --repo-type dataset"
         raise UserError(unreachable(f"data {where}", download, instead, first_line(root))) from error
     local = Path(data.hub)

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from hf_mps.finetune.stream.streamed import Stream
 
 
+# Roles whose columns hold files, or lists of them.
+MEDIA = ("image", "images", "mask", "audio")
+
+
 @dataclass(frozen=True)
 class Rows:
     """The rows of one split, its columns renamed to their roles ("text", "label", …).
@@ -68,6 +72,20 @@ class Rows:
         """Return the file that a row names; it is relative to the folder of the rows' own file, never to the user's."""
         path = Path(value).expanduser()
         return path if path.is_absolute() or self.folder is None else self.folder / path
+
+    def stamps(self) -> Iterator[tuple[int, int]]:
+        """Yield size and last change of each file that the rows name, of those that are there.
+
+        What is made of rows depends on them, and the names stay as they are where a file is replaced.
+        """
+        for role in (role for role in MEDIA if role in self.dataset.column_names):
+            kind = self.dataset.features[role]
+            if getattr(getattr(kind, "feature", kind), "dtype", "") == "string":
+                for value in self.dataset[role]:
+                    for name in value if isinstance(value, list) else [value]:
+                        with contextlib.suppress(OSError, RuntimeError, ValueError, TypeError):  # told by `content_of`
+                            about = self.path(name).stat()
+                            yield about.st_size, about.st_mtime_ns
 
     def content_of(self, value: Any, index: int, role: str) -> bytes:
         """Return the encoded image or sound that `value` is, of column `role` in row `index` or in its list.

@@ -19,6 +19,7 @@ import numpy
 from hf_mps.core import extras
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
@@ -183,7 +184,9 @@ def durations(recipe: Recipe, counts: Sequence[int], others: Sequence[int], hop:
     shapes = buckets.optimal_buckets(counts, top=longest, limit=longest, batch=drawn, most=lengths.SHAPES, step=1)
     listed = Durations(longest, "list", shapes, hop=hop, rate=rate)
     silence = 1 - sum(counts) / buckets.padded_tokens(counts, batch, listed.target, alike=alike)
-    return Choice(listed, f"{len(shapes)} lengths, chosen from your data: about {silence:.0%} silence; {summary}")
+    return Choice(
+        listed, f"{counted(len(shapes), 'length')}, chosen from your data: about {silence:.0%} silence; {summary}"
+    )
 
 
 @dataclass

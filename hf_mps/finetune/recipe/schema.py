@@ -151,7 +151,7 @@ class Data(Section):
     splits: dict[str, str] | None = None
     """The names of the splits on the hub, or of the folders inside `folder`."""
     files: dict[str, str] | None = None
-    """A file for each split; data.train=FILE on a command line."""
+    """A file for each split, or a pattern of several ('train-*.parquet'); data.train=FILE on a command line."""
     field: str | None = Field(default=None, min_length=1)
     """The way to the rows inside a JSON document, with dots."""
     header: bool = True

@@ -25,6 +25,8 @@ STYLE = {
     **dict.fromkeys(("xtick.color", "ytick.color"), QUIET),
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
 }
+# Where the first, matplotlib's own, lacks a letter: that of macOS with all scripts, and those of Linux.
+FONTS = ("DejaVu Sans", "Arial Unicode MS", "Noto Sans CJK SC", "Noto Sans Thai", "Noto Sans Devanagari")
 SMOOTHED_FROM = 12  # fewer points need no line to guide the eye
 
 Series = tuple[list[float], list[float]]
@@ -45,13 +47,14 @@ def draw(record: RunRecord) -> bytes:
 
 def png(inches: tuple[float, float], paint: Callable[[Any], None], **settings: Any) -> bytes:
     """Return a page in this project's style as PNG bytes, 150 pixels to the inch; `paint` draws on its empty Figure."""
-    from matplotlib import style
+    from matplotlib import font_manager, style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # A user's matplotlibrc must not change the page; Figure (not pyplot) leaves their session alone.
-    # matplotlib warns once for each letter that the font lacks.
-    with ignoring(), style.context(["default", STYLE]):
+    # matplotlib warns once for each letter that the fonts lack, and at each text of a font that is not there.
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    with ignoring(), style.context(["default", STYLE, {"font.family": [font for font in FONTS if font in installed]}]):
         figure = Figure(figsize=inches, dpi=150, facecolor="white", **settings)
         FigureCanvasAgg(figure)
         paint(figure)

@@ -26,7 +26,8 @@ from hf_mps.core.checkpoint_files import locked, sweep, torn
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain, replace_file, write_atomic, write_json
 from hf_mps.distributed.world import World
-from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.data import formats
+from hf_mps.finetune.data.rows import MEDIA, Rows
 from hf_mps.finetune.recipe import training_section
 from hf_mps.finetune.recipe.overrides import read_yaml
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
@@ -36,8 +37,6 @@ from hf_mps.finetune.run.failures import PENDING, RESULTS
 DIGESTS = "data.json"
 # Rows that are read at once, and bytes of a file.
 BLOCK, CHUNK = 1000, 2**20
-# Columns whose texts name files: their content counts, not their location.
-MEDIA = ("image", "images", "mask", "audio")
 
 Splits = Mapping[str, Mapping[str, Any]]
 
@@ -66,15 +65,15 @@ def _stored_digests(output: Path) -> dict[str, Any]:
 
 
 def _files(data: Data) -> dict[str, str]:
-    """Return the digest of each local file, by its split."""
+    """Return the digest of each split's local files."""
     digests: dict[str, str] = {}
     for split, name in (data.files or {}).items() if not data.streaming else ():
-        path = Path(name).expanduser()
-        if path.is_file():
+        if paths := formats.found(Path(name).expanduser()):
             digest = _hash()
-            with path.open("rb") as file:
-                while block := file.read(CHUNK):
-                    digest.update(block)
+            for path in paths:
+                with path.open("rb") as file:
+                    while block := file.read(CHUNK):
+                        digest.update(block)
             digests[split] = digest.hexdigest()
     return digests
 

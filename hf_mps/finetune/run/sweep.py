@@ -16,6 +16,7 @@ from typing import Any
 from hf_mps.core import checkpoint_files
 from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_atomic, write_json
+from hf_mps.core.text import counted
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
@@ -119,12 +120,15 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
         keys.add(resolved.in_full(key))
         values[key] = list(dict.fromkeys(_split(text)))
     every = [dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values())]
-    base, data = _base(resolved, every, fresh=fresh), resolved.recipe.data
+    parsed = [resolved.parse([f"{key}={value}" for key, value in of_run.items()]) for of_run in every]
+    for typed in parsed:  # an impossible value is told of before the folder's
+        resolved.with_overrides(typed)
+    again = shlex.join(["hf-mps", "finetune", *resolved.words, "--fresh", "--sweep", *axes])
+    base, data = _base(resolved, every, again, fresh=fresh), resolved.recipe.data
     draws = data.split_seed is None and bool(data.hold_out or data.rows.validation)
     runs: list[SweepRun] = []
-    for values_of_run in every:
+    for values_of_run, typed in zip(every, parsed, strict=True):
         folder = base / _name(values_of_run, {run.folder.name.casefold() for run in runs})
-        typed = resolved.parse([f"{key}={value}" for key, value in values_of_run.items()])
         same_rows = {SPLIT_SEED: resolved.recipe.seed} if SEED in typed and draws else {}
         recipe = resolved.with_overrides({**same_rows, **typed, "output_dir": str(folder)})
         RunDir.choose(recipe)  # refuses a folder that holds the run of another recipe, before the first run begins
@@ -132,10 +136,10 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
     return Sweep(resolved.name, base, (*resolved.words, "--sweep", *axes), runs)
 
 
-def _base(resolved: ResolvedRecipe, every: Sequence[dict[str, str]], *, fresh: bool) -> Path:
+def _base(resolved: ResolvedRecipe, every: Sequence[dict[str, str]], again: str, *, fresh: bool) -> Path:
     """Return the folder of a sweep over the combinations `every`: that of the sweep to continue, or an unused one.
 
-    Raises UserError for a folder that the user named and that holds another sweep.
+    Raises UserError, with the command `again`, for a folder that the user named and that holds another sweep.
     """
     named = resolved.recipe.output_dir
     first = Path(named).expanduser() if named else RUNS / f"{resolved.name}-sweep"
@@ -146,7 +150,7 @@ def _base(resolved: ResolvedRecipe, every: Sequence[dict[str, str]], *, fresh: b
             return path
     if named and not fresh:
         shown = "; ".join(" ".join(f"{key}={value}" for key, value in values.items()) for values in _swept(first)[:4])
-        raise UserError(f"output_dir {first} holds a sweep of other values ({shown}); next: --fresh, or another folder")
+        raise UserError(f"output_dir {first} holds a sweep of other values ({shown}); next: {again}")
     return next_free(first)
 
 
@@ -235,10 +239,10 @@ def _table(sweep: Sweep) -> None:
     for (values, runs), score in zip(groups, scores, strict=True):
         cells = list(values.values()) or [sweep.name]
         rows.append([*cells, str(len(runs)), *(_cell(runs, name) for name in names)])
-        if score is not None and score == best and len(groups) > 1:
+        if score is not None and score == best and min(known) < max(known):
             rows[-1].append("best")
     simulated = SIMULATED if any(one.simulated for one in sweep.runs) else ""
-    title = f"hf_mps sweep of {sweep.name}: {len(sweep.runs)} runs{simulated}"
+    title = f"hf_mps sweep of {sweep.name}: {counted(len(sweep.runs), 'run')}{simulated}"
     screen.comparison(title, heads, rows, [str(path) for path in write(sweep)])
 
 

@@ -7,7 +7,6 @@ apart.
 from __future__ import annotations
 
 import csv
-import glob
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -83,7 +82,7 @@ def check(name: str, key: str) -> None:
     _refuse_kind(formats.kind(Path(name)), f"{key}: {name}")
     if remote(name):
         return
-    if not _found(path := Path(name).expanduser()):
+    if not formats.found(path := Path(name).expanduser()):
         formats.refuse_missing(path, f"{key}: {name}")
 
 
@@ -91,7 +90,7 @@ def of_pattern(name: str, key: str, *, header: bool = True) -> tuple[File, ...]:
     """Return the files that a path, pattern or URL names, by name. Raises UserError where there is none."""
     path = Path(name).expanduser()
     if not remote(name):
-        return tuple(_local(one, key, header) for one in _found(path))
+        return tuple(_local(one, key, header) for one in formats.found(path))
     from datasets.data_files import resolve_pattern
 
     try:
@@ -126,14 +125,6 @@ def _refuse_kind(kind: str | None, where: str) -> str:
     if kind not in KINDS:
         raise UserError(f"{where}: cannot be streamed; allowed: {formats.allowed(KINDS)}, of text also .gz")
     return kind
-
-
-def _found(path: Path) -> list[Path]:
-    """Return the file `path`, or those that it is a pattern of, by name."""
-    if path.is_file():
-        return [path]
-    # Path.glob takes no absolute pattern.
-    return sorted(Path(one) for one in glob.glob(str(path), recursive=True) if Path(one).is_file())  # noqa: PTH207
 
 
 def _local(path: Path, key: str, header: bool) -> File:

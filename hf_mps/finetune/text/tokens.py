@@ -61,15 +61,16 @@ def map_cached(
 ) -> Dataset:
     """`encode(batch, indices)` over the rows, by batches, in place of their columns; made once and then found again.
 
-    What `encode` returns must depend on nothing but the rows, the tokenizer (`content`, from `digest`), its own code,
-    which is looked at here, and `key`, which holds the task's name and every setting that `encode` reads, as plain
-    values. `features` says the columns' types outright, as `typed` reads them (or they are guessed from the first
-    batch, where a column without a value has none). `settings` are further arguments of `datasets.Dataset.map`.
+    What `encode` returns must depend on nothing but the rows with the files that they name, the tokenizer (`content`,
+    from `digest`), its own code, which is looked at here, and `key`, which holds the task's name and every setting that
+    `encode` reads, as plain values. `features` says the columns' types outright, as `typed` reads them (or they are
+    guessed from the first batch, where a column without a value has none). `settings` are further arguments of
+    `datasets.Dataset.map`.
     """
     from datasets.fingerprint import Hasher
 
     # A table of datasets knows itself by it: the rows and all that was done to them.
-    mark = Hasher.hash((rows.dataset._fingerprint, content, code_digest(encode), *key))
+    mark = Hasher.hash((rows.dataset._fingerprint, content, code_digest(encode), *key, *rows.stamps()))
     settings |= {"features": None if features is None else typed(features), "new_fingerprint": mark}
     left_out = rows.dataset.column_names
     return rows.dataset.map(encode, batched=True, with_indices=True, remove_columns=left_out, **settings)

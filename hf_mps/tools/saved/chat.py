@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -159,8 +160,12 @@ def conversation(speaking: list[Voice], *, at_keyboard: bool) -> None:
     """Answer line after line; where a line fails, print why on stderr and read the next."""
     if at_keyboard:
         on_stderr("/help shows the commands, Ctrl-D ends")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # one bad line ends no conversation
     for line in _lines(at_keyboard):
         try:
+            if any("\udc80" <= letter <= "\udcff" for letter in line):
+                raise UserError("a line that is not UTF-8 text is left out; next: iconv -f latin1 -t utf-8 FILE")
             if line.startswith("/"):
                 if _obey(line, speaking):
                     return

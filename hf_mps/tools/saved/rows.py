@@ -152,7 +152,7 @@ def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], dat
         column, files = load.media(path)
         if column != media[0]:
             raise UserError(f"{name} holds files of {column}; allowed: {media[0]}")
-        return Input(path, name, "", columns, optional, data, tuple(files))
+        return Input(path, name, "", columns, optional, data, tuple(file.resolve() for file in files))
     formats.refuse_missing(path, name)
     kind = formats.kind(path)
     if kind is None and alone:

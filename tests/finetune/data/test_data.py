@@ -142,6 +142,26 @@ def test_images_and_sound_of_a_folder_stay_undecoded(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_folder_holds_beside_its_classes_is_told_of(tmp_path: Path) -> None:
+    place = tmp_path / "photos/train/sky"
+    place.mkdir(parents=True)
+    for name in ("a.png", "IMG_1.HEIC", ".DS_Store"):
+        (place / name).touch()
+    held = {"folder": "photos", "hold_out": 0.5}
+    (tmp_path / "photos/train/grass").mkdir()
+    (tmp_path / "photos/train/grass/b.png").touch()
+    found = loaded(held, {"image": "image", "label": "label"})["train"]
+    assert found.notes == ("without 1 file of another kind, as IMG_1.HEIC",)
+    (tmp_path / "photos/train/lost.png").touch()
+    with pytest.raises(UserError) as raised:
+        loaded(held, {"image": "image", "label": "label"})
+    assert str(raised.value) == (
+        "photos/train/lost.png: is in no folder of a class; allowed: a folder for each class, with its files"
+    )
+    without_classes = loaded(held, {"image": "image"})
+    assert sum(len(rows.dataset) for rows in without_classes.values()) == 3
+
+
 def test_sound_in_a_folder_for_each_class_needs_no_decoder(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / "sounds" / split / "yes").mkdir(parents=True)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.recipe.schema import Data
+from hf_mps.finetune.run import run_dir
 from hf_mps.finetune.tasks import token_classification
 from tests.finetune.readers import both, loaded, refusal
 
@@ -282,5 +283,48 @@ def test_a_pipe_a_folder_and_a_link_to_nothing_are_named_for_what_they_are() -> 
             "data.files.train: folder.csv: is a folder; allowed: a file of rows (.csv, .tsv, .json, .jsonl,"
             " .parquet, .xlsx, .conll, .conllu, .txt, .tokens)",
             "data.files.train: link.csv: is a link to gone.csv, which is not there; allowed: a file",
+        ]
+    )
+
+
+def test_a_pattern_reads_all_of_its_files_in_the_order_of_their_names() -> None:
+    Path("shards").mkdir()
+    for number, text in ((1, "broken"), (0, "fine")):
+        Path(f"shards/train-{number}.csv").write_text(f"text,label\n{text},{number}\n", encoding="utf-8")
+    rows = loaded(both("shards/train-*.csv"), TWO)["train"]
+    assert rows.dataset.to_dict() == {"text": ["fine", "broken"], "label": ["0", "1"]}
+    assert (rows.where, rows.textual) == ("shards/train-*.csv", True)
+    digests = [run_dir._files(Data.model_validate(both(name)))["train"] for name in ("shards/train-0.csv", "shards/*")]
+    assert len(set(digests)) == 2  # a run goes on with the same content of all files alone
+    Path("shards/train-2.csv").write_text("text,topic\nso,so\n", encoding="utf-8")
+    Path("train-0.csv").write_text(PLAIN, encoding="utf-8")
+    Path("shards/train-3.csv").touch()
+    said = [refusal(both(name), TWO) for name in ("shards/train-[12].csv", "**/train-0.csv", "shards/*", "shards")]
+    assert said == snapshot(
+        [
+            "shards/train-2.csv has other columns, or of other types, than shards/train-1.csv; allowed: alike"
+            " files in one folder",
+            "train-0.csv is in another folder than shards/train-0.csv; allowed: alike files in one folder",
+            "data.files.train: shards/train-3.csv: the file is empty; allowed: at least one row",
+            "data.files.train: shards: is a folder; allowed: a file of rows (.csv, .tsv, .json, .jsonl, .parquet,"
+            " .xlsx, .conll, .conllu, .txt, .tokens), or several, as 'shards/*.csv'",
+        ]
+    )
+
+
+def test_a_folder_of_rows_and_columns_in_place_of_rows_are_named_for_what_they_are() -> None:
+    Path("rows").mkdir()
+    Path("rows/a.csv").write_text(PLAIN, encoding="utf-8")
+    Path("pandas.json").write_text(
+        '{"text": {"0": "fine", "1": "broken"}, "label": {"0": 1, "1": 0}}', encoding="utf-8"
+    )
+    said = [refusal(data, TWO) for data in ({"folder": "rows"}, both("pandas.json"), {"hub": "rows", "config": "x"})]
+    assert said == snapshot(
+        [
+            "data.folder: rows holds rows, no images or sound; next: data.train='rows/*.csv'",
+            "pandas.json: is one object of columns, as pandas' to_json writes by default; next: to_json(FILE,"
+            " orient='records') writes rows",
+            "data rows x train: the folder cannot be read: BuilderConfig 'x' not found. Available: ['default'];"
+            " next: give files with data.files.train=PATH data.files.validation=PATH",
         ]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -13,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hf_mps.finetune.report import RunRecord
-from hf_mps.finetune.report.plot import column, draw, smoothed
+from hf_mps.finetune.report.plot import FONTS, column, draw, png, smoothed
 from hf_mps.metrics import Baseline
 from tests.finetune.records import a_record
 
@@ -102,6 +103,39 @@ def test_odd_runs_are_drawn_too(changes: dict[str, Any], recwarn: pytest.Warning
 
 def test_the_same_run_draws_the_same_bytes() -> None:
     assert draw(a_record()) == draw(a_record())
+
+
+def test_a_letter_that_matplotlibs_font_lacks_is_drawn_by_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fontTools.fontBuilder import FontBuilder
+    from fontTools.pens.ttGlyphPen import TTGlyphPen
+    from matplotlib import font_manager
+
+    def page() -> bytes:
+        return png((2, 1), lambda figure: figure.text(0.2, 0.2, "\u5b57", fontsize=40))
+
+    pen = TTGlyphPen(None)
+    pen.moveTo((0, 0))
+    for corner in ((0, 900), (900, 900), (900, 0)):
+        pen.lineTo(corner)
+    pen.closePath()
+    made = FontBuilder(1000, isTTF=True)
+    made.setupGlyphOrder([".notdef", "full"])
+    made.setupCharacterMap({0x5B57: "full"})
+    made.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "full": pen.glyph()})
+    made.setupHorizontalMetrics({".notdef": (500, 0), "full": (1000, 0)})
+    made.setupHorizontalHeader(ascent=900, descent=-100)
+    made.setupNameTable({"familyName": FONTS[1], "styleName": "Regular"})
+    made.setupOS2()
+    made.setupPost()
+    made.save(tmp_path / "own.ttf")
+    before = picture(page())
+    fonts = font_manager.fontManager
+    monkeypatch.setattr(fonts, "ttflist", list(fonts.ttflist))
+    fonts.addfont(tmp_path / "own.ttf")
+    dark = [(one[..., :3] < 0.5).mean() for one in (before, picture(page()))]
+    assert dark[1] > 2 * dark[0]  # a full square, where matplotlib draws the frame of a letter that it lacks
 
 
 def test_drawing_leaves_the_users_matplotlib_as_it_was() -> None:

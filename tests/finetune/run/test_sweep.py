@@ -147,8 +147,26 @@ def test_a_sweep_of_other_values_leaves_the_first_ones_table_as_it_is(desk: Path
     assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), ["seed=1,2"]).folder == Path("runs/my-sweep")
     assert plan_sweep(load_recipe(SHORT[0], SHORT[1:]), other[1:]).folder == Path("runs/my-sweep-2")
     assert finetune(*SHORT, "output_dir=runs/my-sweep", *other).refused() == snapshot(
-        "output_dir runs/my-sweep holds a sweep of other values (seed=1); next: --fresh, or another folder"
+        "output_dir runs/my-sweep holds a sweep of other values (seed=1); next: hf-mps finetune my.yaml"
+        " training.max_steps=2 output_dir=runs/my-sweep --fresh --sweep training.learning_rate=1e-3"
     )
+    ended = finetune(*SHORT, "output_dir=runs/my-sweep", "--sweep", "seed=1..5")
+    assert ended.refused() == "command line: seed is '1..5'; allowed: a whole number"
+
+
+def test_equal_runs_have_no_best_one(desk: Path, finetune: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_mps.finetune.run import runner
+
+    outcomes = {1e-3: 0.5, 1e-2: 0.5, 1e-1: 0.75}
+
+    def trained(resolved: Any, *_: Any) -> dict[str, Any]:
+        value = outcomes[resolved.recipe.training["learning_rate"]]
+        return {"metrics": {"f1": value}, "train_seconds": 1.0, "main_metric": "f1", "greater_is_better": True}
+
+    monkeypatch.setattr(runner, "train", trained)
+    for rates, best in (("1e-3,1e-2", []), ("1e-3,1e-2,1e-1", ["1e-1"])):
+        out = finetune(*SHORT, "--sweep", f"training.learning_rate={rates}").finished().out
+        assert [line.split()[0] for line in out.splitlines() if line.endswith("best")] == best
 
 
 def test_a_value_with_commas_of_its_own_stays_whole(desk: Path) -> None:

@@ -196,6 +196,13 @@ def encoded(wave: Any, rate: int, kind: str = "WAV") -> bytes:
     return file.getvalue()
 
 
+def test_a_sound_that_is_replaced_is_measured_anew(hearing: Path, finetune: Command) -> None:
+    assert "longer than 20 seconds" not in finetune("my.yaml", "--plan").finished().out
+    first = json.loads((hearing / "train.jsonl").read_text(encoding="utf-8").partition("\n")[0])
+    (hearing / first["audio"]).write_bytes(encoded(numpy.zeros(21 * 16000), 16000))
+    assert "longer than 20 seconds" in finetune("my.yaml", "--plan").finished().out
+
+
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
 def test_sound_of_any_kind_and_rate_is_one_channel_at_the_models_rate(kind: str, rate: int) -> None:

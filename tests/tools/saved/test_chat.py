@@ -66,6 +66,14 @@ def test_the_base_model_answers_beside_by_its_own_history(task: str, kept: Made,
     assert lines[3].removeprefix("base> ") == told(base, run.folder, FIRST, first, SECOND)
 
 
+def test_a_line_that_is_not_utf8_is_left_out_and_the_next_answered(instructed: Kept, command: Command) -> None:
+    ended = command("chat", instructed.folder, *SHORT, stdin=b"caf\xe9\n" + FIRST.encode())
+    assert (ended.code, ended.out) == (0, f"{told(instructed.folder, instructed.folder, FIRST)}\n")
+    assert ended.err.splitlines()[1:] == [
+        "hf-mps: a line that is not UTF-8 text is left out; next: iconv -f latin1 -t utf-8 FILE"
+    ]
+
+
 def test_commands_forget_set_the_system_prompt_and_end(instructed: Kept, command: Command) -> None:
     lines = [FIRST, "/reset", FIRST, "/system Be brief.", FIRST, "/nothing", "/help", "/exit", SECOND]
     ended = command("chat", instructed.folder, *SHORT, stdin="\n".join(lines))

@@ -142,6 +142,14 @@ def test_a_sentence_is_split_into_words_and_a_picture_is_a_row(kept: Made, comma
     assert answer["probability"] == pictures.predictions[0]["probability"]
 
 
+def test_a_folder_may_be_named_from_here(kept: Made, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = kept("image-classification")
+    monkeypatch.chdir(pictures.rows.parent.parent)
+    here = f"{pictures.rows.parent.name}/validation"
+    answers = read_csv(command("predict", pictures.folder, here).out)
+    assert len(answers) == len(list(Path(here).glob("*.png")))
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
