@@ -2,8 +2,10 @@
 
 What is known here is torch/_dynamo/variables/torch.py: `constant_fold_functions` holds the functions of torch that are
 called while a graph is made. Without an entry there, those that the compiler knows by their names become operators of
-the graph, which must not return a bool: stock torch breaks the graph at torch.backends.mps.is_available. And of bitsandbytes, which transformers' Trainer imports
-through peft: it has functions compiled while it is imported, for which torch imports Inductor, a quarter of that start.
+the graph, which must not return a bool: stock torch breaks the graph at torch.backends.mps.is_available.
+
+And of bitsandbytes, which transformers' Trainer imports through peft, that it calls torch.compile while it is imported:
+torch imports Inductor there, a quarter of the time that importing Trainer takes.
 """
 
 from __future__ import annotations
