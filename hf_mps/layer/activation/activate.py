@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from hf_mps.core import import_hooks
+
 
 class Part:
     """One thing that the layer does: what, whether it is on now, and a sentence why (or why it is not)."""
@@ -60,8 +62,6 @@ def activate() -> Activation:
     HF_MPS that nobody knows, and for kernels that were asked for (HF_MPS_KERNELS) and cannot run.
     """
     if not _on and enabled():
-        from hf_mps.core import import_hooks
-
         with import_hooks.uncollected():
             import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
 
@@ -181,7 +181,6 @@ def enabled() -> bool:
 
 
 def _libraries() -> list[Part]:
-    from hf_mps.core import import_hooks
     from hf_mps.layer import integrations
 
     parts = []
