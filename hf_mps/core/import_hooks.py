@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -21,6 +23,18 @@ applied: dict[tuple[str, str], str] = {}
 
 class IntegrationWarning(UserWarning):
     """A library could not be switched on; it then does what it does without hf_mps."""
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import without garbage collections: what a module makes lives on, and each would look through all of it again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def start(table: Mapping[str, tuple[str, ...]], arm: Arm) -> None:
@@ -174,5 +188,6 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._stock
         module.__loader__ = self._stock
-        self._stock.exec_module(module)
+        with uncollected():
+            self._stock.exec_module(module)
         apply(module, self._who, self._arm)

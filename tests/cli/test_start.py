@@ -102,3 +102,18 @@ def test_help_starts_without_what_only_some_verbs_need(run_python: Callable[...,
     )
     ended = run_python("-c", code, cwd=tmp_path)
     assert ended.stdout.splitlines()[-1] == "[]", ended.stdout  # type: ignore[attr-defined]
+
+
+# What many have installed and a plan of the quickstart has no use for; transformers' Trainer itself imports SciPy, and
+# pandas where datasets is installed.
+NEEDLESS = ("sklearn", "matplotlib", "evaluate", "trl", "lightning", "torchmetrics", "torch._inductor.compile_fx")
+
+
+def test_a_plan_imports_only_what_it_needs(run_python: Callable[..., object], tmp_path: object) -> None:
+    code = (
+        "import json, sys\nfrom hf_mps.cli.main import main\n"
+        "assert main(['finetune', 'quickstart', '--plan']) == 0\n"
+        f"print(json.dumps([name for name in {NEEDLESS} if name in sys.modules]))"
+    )
+    ended = run_python("-c", code, cwd=tmp_path, env={"HF_MPS_SIMULATE": "1"})
+    assert ended.stdout.splitlines()[-1] == "[]", ended.stdout  # type: ignore[attr-defined]

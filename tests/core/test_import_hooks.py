@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -42,6 +44,23 @@ def test_a_library_is_switched_when_it_is_imported(library: Path) -> None:
     module = importlib.import_module("some_library")
     assert module.switched == 1
     assert import_hooks.applied["some_library", "some_room"] == "on"
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+@pytest.mark.parametrize("ends", ["value = 1", "raise ImportError"])
+def test_a_library_is_imported_without_collections_and_the_collector_is_then_as_before(
+    library: Path, collecting: bool, ends: str
+) -> None:
+    (library / "some_library.py").write_text(f"import gc, watching\nwatching.seen = gc.isenabled()\n{ends}\n")
+    start()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("some_library")
+        assert gc.isenabled() is collecting
+    finally:
+        gc.enable()
+    assert sys.modules["watching"].seen is False
 
 
 def test_a_library_that_was_imported_before_is_switched_at_once(library: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from hf_mps.core import import_hooks
 from hf_mps.core.notices import ignoring
 
 # Said at every run, about what the runner does on purpose; each is matched at its beginning.
@@ -24,9 +25,10 @@ DEPRECATED = r"`.*gradient_checkpointing\w*`.* deprecated|`broadcast_buffers` is
 @contextmanager
 def no_bars() -> Iterator[None]:
     """Silence the progress bars of transformers, datasets and huggingface_hub, and known advice; restore them after."""
-    import datasets
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
-    from transformers.utils import logging as theirs
+    with import_hooks.uncollected():
+        import datasets
+        from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+        from transformers.utils import logging as theirs
 
     on = {
         theirs.enable_progress_bar: theirs.is_progress_bar_enabled(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable
 from typing import Any
+
+from hf_mps.core import import_hooks
 
 
 class Part:
@@ -61,7 +62,8 @@ def activate() -> Activation:
     HF_MPS that nobody knows, and for kernels that were asked for (HF_MPS_KERNELS) and cannot run.
     """
     if not _on and enabled():
-        import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
+        with import_hooks.uncollected():
+            import torch  # noqa: F401  PyTorch's autoload comes back to this function, which then finds the work done
 
         if not _on:
             # A simulated device that did not come for the sake of its kernels is no reason to train on the CPU.
@@ -71,15 +73,8 @@ def activate() -> Activation:
 
                 if settings.simulate():
                     kernels.requested()
-            # What is made here lives as long as the process: a collection now, of all that torch has made, would find
-            # nothing and cost more than the rest of this.
-            collecting = gc.isenabled()
-            gc.disable()
-            try:
+            with import_hooks.uncollected():
                 _switch_on()
-            finally:
-                if collecting:
-                    gc.enable()
     return Activation()
 
 
@@ -186,7 +181,6 @@ def enabled() -> bool:
 
 
 def _libraries() -> list[Part]:
-    from hf_mps.core import import_hooks
     from hf_mps.layer import integrations
 
     parts = []

@@ -41,6 +41,7 @@ INTEGRATIONS = Catalogue(
         "transformers.trainer": "trainer_logs",
         "accelerate.launchers": "trainer_logs",
         "torch._dynamo.variables.torch": "compiler",
+        "bitsandbytes._ops": "compiler",
     },
     "hf_mps.layer.integrations.{}".format,
     of_files("integration", safe=True),
