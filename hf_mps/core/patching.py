@@ -66,13 +66,17 @@ class OriginalCall:
 
 @dataclass(eq=False)
 class Around:
-    """One function of ours around one of a library's; `wrapper(stock, *arguments)` is called while `owner.on`."""
+    """One function of ours around one of a library's; `wrapper(stock, *arguments)` is called while `owner.on`.
+
+    Where `when` is given, only for calls that `when(*arguments)` is true for: others cost no more than that question.
+    """
 
     owner: Any
     place: str
     """What it is around, as `Trainer.train`."""
     stock: Callable[..., Any]
     wrapper: Callable[..., Any]
+    when: Callable[..., Any] | None = None
 
     def replacement(self) -> Callable[..., Any]:
         """The function that takes the stock one's place."""
@@ -84,7 +88,8 @@ class Around:
                 return stock(*args, **kwargs)
             call, theirs = OriginalCall(stock), None
             try:
-                return self.wrapper(call, *args, **kwargs)
+                if self.when is None or self.when(*args, **kwargs):
+                    return self.wrapper(call, *args, **kwargs)
             except REFUSALS:
                 raise
             except Exception as error:

@@ -215,7 +215,7 @@ def broken(folder: Path, how: str) -> Broken:
                 continue
             for put in thing.arounds:
                 # A question that comes before a kernel of ours fails as the kernel does.
-                what = "when" if hasattr(put, "when") else "wrapper"
+                what = "wrapper" if put.when is None else "when"
                 monkey.setattr(put, what, fails(f"{name}: {put.place}", getattr(put, what)))
             for hook in HOOKS:
                 # `_look` of some guards is called from around a function, which fails itself above.

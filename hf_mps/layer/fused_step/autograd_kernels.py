@@ -37,18 +37,14 @@ class AutogradKernel(Patch):
         owner.registered.add(target)
         operator = getattr(torch.ops.aten, target.removeprefix("aten::")).default
         stock = functools.partial(_composite, operator)
-        around = Around(owner, target, stock, self.ours(owner))
+        concerns = owner.attribute(self.when)
+        around = Around(
+            owner, target, stock, self.ours(owner), lambda *args, **kwargs: runs(args[0]) and concerns(*args, **kwargs)
+        )
         owner.arounds.append(around)
-        ours, concerns = around.replacement(), owner.attribute(self.when)
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            if owner.on and runs(args[0]) and concerns(*args, **kwargs):
-                return ours(*args, **kwargs)
-            return stock(*args, **kwargs)
-
         # Not torch.library.Library, which remembers the name and refuses whoever registers a kernel there later.
         library: Any = torch._C._dispatch_library("IMPL", "aten", KEY, __file__)
-        library.impl(target.removeprefix("aten::"), KEY, kernel)
+        library.impl(target.removeprefix("aten::"), KEY, around.replacement())
         # A kernel lives as long as the library object that it was registered with.
         _libraries.append(library)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.patching import OriginalCall, Patch
+from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
@@ -199,38 +199,8 @@ def _agrees(run: Any) -> bool:
 
 
 NORM = "native_batch_norm_backward"
-
-
-class PermutedActivations(Tried):
-    """Stands before those operators, below autograd, from where it is installed to its trial.
-
-    The first of them that is called starts the trial of all, and those that are right are left to the device alone
-    from then on; the others get contiguous copies of what is permuted or in channels_last.
-    """
-
-    name = "permuted-activations"
-    what = (
-        "the gradients of tanh, sigmoid, silu, relu, softplus, mish and batch norm are wrong where their input is"
-        " permuted or in channels_last, and softplus, prelu and threshold have no results there"
-    )
-    given = "permuted tensors"
-
-    @property
-    def patches(self) -> dict[str, str | Patch]:
-        """Return its kernels before the device's, until the trial."""
-        plain = ("permuted-activations", "permuted-results")
-        kernels = {name: Kernel("_laid_out", name, faults=plain) for name in TRIALS}
-        kernels[NORM] = Kernel("_laid_out", NORM, faults=self.faults)
-        return {f"aten::{name}": kernel for name, kernel in kernels.items()}
-
-    def _laid_out(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        if name not in self._wrong:
-            self.release(f"aten::{name}")
-            return stock(*args, **kwargs)
-        if not any(map(_loose, args)):
-            return stock(*args, **kwargs)
-        self.acted(f"permuted activations are copied: {self.verdict().reason}", aloud=False)
-        return stock(*(each.contiguous() if _loose(each) else each for each in args), **kwargs)
+PERMUTED = ("permuted-activations", "permuted-results", "permuted-batch-norm")
+"""The faults of the activations, the last of batch norm alone."""
 
 
 def _loose(value: Any) -> bool:
@@ -283,4 +253,28 @@ def _right(run: Callable[[Any, Any], Any]) -> bool:
     return torch.allclose(torch.cat(found).cpu(), torch.cat(right), rtol=1e-3, atol=1e-3)
 
 
-PERMUTED_ACTIVATIONS = PermutedActivations({name: partial(_right, run) for name, run in TRIALS.items()})
+class PermutedActivations(Tried):
+    """Stands before those operators, below autograd, from where it is installed to its trial.
+
+    The first of them that is called starts the trial of all, and those that are right are left to the device alone
+    from then on; the others get contiguous copies of what is permuted or in channels_last.
+    """
+
+    name = "permuted-activations"
+    what = (
+        "the gradients of tanh, sigmoid, silu, relu, softplus, mish and batch norm are wrong where their input is"
+        " permuted or in channels_last, and softplus, prelu and threshold have no results there"
+    )
+    given, trials = "permuted tensors", {name: partial(_right, run) for name, run in TRIALS.items()}
+    patches = {
+        f"aten::{name}": Kernel("_laid_out", name, faults=PERMUTED[: 3 if name == NORM else 2]) for name in TRIALS
+    }
+
+    def _laid_out(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
+        if name not in self._wrong:
+            self.release(f"aten::{name}")
+            return stock(*args, **kwargs)
+        if not any(map(_loose, args)):
+            return stock(*args, **kwargs)
+        self.acted(f"permuted activations are copied: {self.verdict().reason}", aloud=False)
+        return stock(*(each.contiguous() if _loose(each) else each for each in args), **kwargs)
