@@ -158,9 +158,9 @@ class Patch:
 
     `method` is a function, or the name of one of the owner's. `after` names the module after whose import it is armed,
     where that is not the target's own; torch's modules are armed with torch. An `optional` target is missing in some
-    releases. One that has to be the class's `own` is left alone where that inherits it. `through(method)` makes the
-    wrapper where that is not the method itself. `where()` says whether it is armed; a `late` one is armed by its owner
-    (`Patcher.arm`), when that finds it needed.
+    releases. One that has to be the class's `own` is left alone where that inherits it. Where the wrapper is not the
+    method itself, it is `through`, called as `through(method, stock, *arguments)`. `where()` says whether it is armed;
+    a `late` one is armed by its owner (`Patcher.arm`), when that finds it needed.
     """
 
     way = "around"
@@ -187,7 +187,7 @@ class Patch:
         """Return what of the owner's is put at the target."""
         ours = owner.attribute(self.method) if isinstance(self.method, str) else self.method
         ours = functools.partial(ours, *self.given) if self.given else ours
-        return self.through(ours) if self.through else ours
+        return functools.partial(self.through, ours) if self.through else ours
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
         """Put it there. Raises AttributeError where the library has no such attribute and it is not optional."""
@@ -309,15 +309,15 @@ class Patcher:
         """
         replace(self.name, place, name, lambda stock: self.wrapped(f"{place.__name__}.{name}", stock, wrapper))
 
-    def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that calls `wrapper(stock, *arguments)`; `where` names the stock one, as `Trainer.train`."""
-        return self.answered(self, where, stock, wrapper)
-
-    def answered(
-        self, owner: Any, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]
+    def wrapped(
+        self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any], owner: Any = None
     ) -> Callable[..., Any]:
-        """The same, called while `owner.on`; where the wrapper fails, `owner` is told and the caller gets stock's."""
-        self.arounds.append(Around(owner, where, stock, wrapper))
+        """The function that calls `wrapper(stock, *arguments)`; `where` names the stock one, as `Trainer.train`.
+
+        It does while `owner.on`; where the wrapper fails, that is told, and the caller gets what stock makes. By
+        default the owner is this patcher.
+        """
+        self.arounds.append(Around(owner or self, where, stock, wrapper))
         return self.arounds[-1].replacement()
 
     def after(self, module: str) -> dict[str, Patch]:
@@ -382,9 +382,11 @@ class ModulePatcher(Patcher):
         """Return the file's attribute of that name."""
         return getattr(self._module, name)
 
-    def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(
+        self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any], owner: Any = None
+    ) -> Callable[..., Any]:
         """Wrap the function; where the file is not safe, a wrapper's errors are the caller's."""
-        return self.answered(Faults(where), where, stock, wrapper) if self._safe else plainly(stock, wrapper)
+        return super().wrapped(where, stock, wrapper, Faults(where)) if self._safe else plainly(stock, wrapper)
 
 
 class Faults:
@@ -406,15 +408,18 @@ class Faults:
 def replace(who: str, place: Any, name: str, made: Callable[[Any], Any]) -> None:
     """Put `made(stock)` in the place of a function, unless `who` has done so; several may do it, each around the last.
 
-    Raises AttributeError where the library has no such function.
+    A class method stays one: its class is the first argument of what is put there. Raises AttributeError where the
+    library has no such function.
     """
     stock = place.__dict__[name] if name in place.__dict__ else getattr(place, name)
-    names = getattr(stock, "hf_mps_patches", ())
+    of_class = isinstance(stock, classmethod)
+    function = stock.__func__ if of_class else stock
+    names = getattr(function, "hf_mps_patches", ())
     if who not in names:
-        replacement = made(stock)
+        replacement = made(function)
         # The names of all before go along, since each wrapper hides the one that it is around.
         replacement.hf_mps_patches = (*names, who)
-        setattr(place, name, replacement)
+        setattr(place, name, classmethod(replacement) if of_class else replacement)
 
 
 def plainly(stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:

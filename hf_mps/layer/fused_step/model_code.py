@@ -48,10 +48,12 @@ class ModelCode(Part):
                 if name.startswith(MODELS) and ".modeling_" in name:
                     self._look_through(model)
 
-    def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(
+        self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any], owner: Any = None
+    ) -> Callable[..., Any]:
         """A model is looked through as it is made even while the part is off, which may be switched on for it later."""
-        owner = SimpleNamespace(on=True, failed=self.failed) if wrapper == self._made else self
-        return self.answered(owner, where, stock, wrapper)
+        always = SimpleNamespace(on=True, failed=self.failed) if wrapper == self._made else None
+        return super().wrapped(where, stock, wrapper, owner or always)
 
     def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Also within what transformers puts around the layers that it checkpoints, which asks if it is outermost."""

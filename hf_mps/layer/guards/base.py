@@ -34,33 +34,19 @@ def tried(wrong: bool, faulty: str, right: str) -> Choice[bool]:
     return Choice(wrong, f"{TRIED}: {faulty if wrong else right}")
 
 
-def first(method: str, **settings: Any) -> Patch:
-    """Have `method(*arguments)` called before the library's function, whose result stands; as a patch."""
-
-    def through(ours: Callable[..., Any]) -> Callable[..., Any]:
-        # Under the method's name, by which whoever lists the wrappers around a function knows it.
-        @functools.wraps(ours)
-        def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            ours(*args, **kwargs)
-            return stock(*args, **kwargs)
-
-        return called
-
-    return Patch(method, through=through, **settings)
+def _before(ours: Callable[..., Any], stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    ours(*args, **kwargs)
+    return stock(*args, **kwargs)
 
 
-def then(method: str, **settings: Any) -> Patch:
-    """Have `method(*arguments)` called once the library's function is through, whose result stands; as a patch."""
+def _behind(ours: Callable[..., Any], stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = stock(*args, **kwargs)
+    ours(*args, **kwargs)
+    return result
 
-    def through(ours: Callable[..., Any]) -> Callable[..., Any]:
-        def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = stock(*args, **kwargs)
-            ours(*args, **kwargs)
-            return result
 
-        return called
-
-    return Patch(method, through=through, **settings)
+first, then = functools.partial(Patch, through=_before), functools.partial(Patch, through=_behind)
+"""Have `method(*arguments)` called before the library's function, or once that is through; its result stands."""
 
 
 class Safeguard(Patcher):

@@ -11,7 +11,7 @@ import torch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.notices import overriding
-from hf_mps.core.patching import Around, Patch, Patcher
+from hf_mps.core.patching import Around, OriginalCall, Patch, Patcher
 from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.metal.device.faults import possible
 from hf_mps.metal.operators.dispatcher import registered_kernel
@@ -93,9 +93,9 @@ def _while_needed(guard: Guard, says: str, ours: Function, stock: Function, *arg
     return stock(*args, **kwargs)
 
 
-def in_place_of(function: Function) -> Function:
-    """Have `function(*arguments)` called in the kernel's place; what it raises is the device's. For `Patch.through`."""
-    return lambda stock, *args, **kwargs: stock.foreign(function, *args, **kwargs)
+def in_place_of(function: Function, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
+    """Call a function in the kernel's place; what it raises is the device's. For `Patch.through`."""
+    return stock.foreign(function, *args, **kwargs)
 
 
 class _Place:
