@@ -351,6 +351,57 @@ class Patcher:
             yield target, each if isinstance(each, Patch) else Patch(each)
 
 
+class Fallible(Patcher):
+    """Somebody whose own faults cost a training nothing: they end in one line, and in the library's own behaviour."""
+
+    title = "the {0.kind} {0.name}"
+    """What the line calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = False
+        self.failure: str | None = None
+
+    @property
+    def on(self) -> bool:
+        """Return whether it may act."""
+        return not self.broken
+
+    def say(self, line: str) -> None:
+        """Tell the user, in the words of its kind."""
+        notices.print_notice(line)
+
+    def safely(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function while it is on; return its result, or None where that fails."""
+        if not self.on:
+            return None
+        try:
+            return function(*args)
+        except REFUSALS:
+            raise
+        except Exception as error:
+            if is_late(error):
+                raise
+            self.failed(error)
+            return None
+
+    def failed(self, error: Exception) -> None:
+        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's.
+
+        What it left in a library stays (`Safeguard.switched` is not called): something may be in the midst of using it.
+        """
+        if self.broken:
+            return
+        self.broken = True
+        self.failure = f"failed: {described(error)}"
+        line = f"{self.title.format(self)} {self.failure}; it is disabled for this process; training continues"
+        try:
+            self.say(line)
+        # Where this program turns warnings into errors the line is printed.
+        except Notice:
+            print(f"hf_mps: {line}", file=sys.stderr)
+
+
 def armed_after(target: str, patch: Patch) -> tuple[str, ...]:
     """Return the modules after whose import a patch is armed."""
     module = target.partition(":")[0]

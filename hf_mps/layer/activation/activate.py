@@ -1,4 +1,7 @@
-"""Switches the layer on, once in a process, and can say everything that it switched on and why."""
+"""Switches the layer on, once in a process, and can say everything that it switched on and why.
+
+`start` is called at the end of `import torch`, where PyTorch's entry point comes (`hf_mps.autoload`).
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,38 @@ _step = Part("fused step", False, "scripts ask for it with HF_MPS_FUSED_STEP=1, 
 def is_on() -> bool:
     """Return whether the layer was switched on in this process."""
     return _on
+
+
+def start() -> None:
+    """Load the simulated device where one is asked for and switch the layer on; whatever fails ends in one warning."""
+    try:
+        switch_on()
+    except Exception as error:
+        from hf_mps.core.errors import RunError, UserError
+        from hf_mps.core.notices import warn
+        from hf_mps.core.text import first_line, summary
+
+        told = first_line if isinstance(error, UserError | RunError) else summary
+        warn(f"hf_mps stays off: {told(error)}")
+
+
+def switch_on() -> None:
+    """Do what `start` does and raise whatever fails: UserError for a value of a variable that nobody knows."""
+    # Reading the variables costs a millisecond (difflib, for the nearest name), most programs set none.
+    if any(name.startswith("HF_MPS") for name in os.environ):
+        from hf_mps.core import settings
+
+        settings.refuse_unknown()
+        settings.device()
+        if not settings.enabled():
+            return
+        profile = settings.simulate()
+        if profile:
+            # Before anybody asks torch for Metal: PyTorch looks its hooks up once in a process.
+            from hf_mps.metal import simulator
+
+            simulator.load(profile)
+    activate()
 
 
 def activate() -> Activation:

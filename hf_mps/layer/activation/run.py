@@ -207,11 +207,10 @@ def prepare(words: Sequence[str]) -> Target:
     """
     import torch  # noqa: F401  PyTorch's autoload, where it is on, switches the layer on from here
 
-    from hf_mps.layer.activation import autoload
-    from hf_mps.layer.activation.activate import is_on
+    from hf_mps.layer.activation import activate
 
-    if not is_on():
-        autoload.switch_on()
+    if not activate.is_on():
+        activate.switch_on()
     target = resolve(words)
     if not target.module and not Path(target.name).exists():
         raise UserError(f"no file {target.name} in {Path.cwd()}; {USAGE}")

@@ -19,14 +19,15 @@ class AutogradKernel(Patch):
     """The target is a composite operator ("aten::dropout"), the method is called as `method(stock, *arguments)`.
 
     Whoever calls the operator meets it, torch's own C++ among them. `when(*arguments)` says which calls concern the
-    part, called as the dispatcher does, which leaves out what is the default; all others, and all of those that a
-    compiler or torch.func traces, go to what PyTorch makes of the operator. It stays for the rest of the process.
+    part, called with what the method is given too, as the dispatcher does, which leaves out what is the default; all
+    others, and all of those that a compiler or torch.func traces, go to what PyTorch makes of the operator. It stays
+    for the rest of the process.
     """
 
     way = "before the composite kernel of"
 
-    def __init__(self, method: Any, *, when: str) -> None:
-        super().__init__(method)
+    def __init__(self, method: Any, *given: Any, when: str) -> None:
+        super().__init__(method, *given)
         self.when = when
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
@@ -37,7 +38,7 @@ class AutogradKernel(Patch):
         owner.registered.add(target)
         operator = getattr(torch.ops.aten, target.removeprefix("aten::")).default
         stock = functools.partial(_composite, operator)
-        concerns = owner.attribute(self.when)
+        concerns = functools.partial(owner.attribute(self.when), *self.given)
         around = Around(
             owner, target, stock, self.ours(owner), lambda *args, **kwargs: runs(args[0]) and concerns(*args, **kwargs)
         )

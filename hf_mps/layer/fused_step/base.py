@@ -6,10 +6,10 @@ from types import ModuleType
 from typing import Any
 
 from hf_mps.core import notices
-from hf_mps.core.patching import Patcher, described
+from hf_mps.core.patching import Fallible
 
 
-class Part(Patcher):
+class Part(Fallible):
     """One way in which a step launches less; a subclass has the sentences about it, its `patches` and its `words`.
 
     It acts only on tensors of `devices`, the device types for which it is switched on
@@ -17,7 +17,7 @@ class Part(Patcher):
     distributions; a part says in `what` which of them it changes.
     """
 
-    kind = "step"
+    kind, title = "step", "the fused step's {0.name}"
     what: str
     """What it changes in a step, as the header and the line for scripts say it."""
     why: str
@@ -26,14 +26,13 @@ class Part(Patcher):
     def __init__(self) -> None:
         super().__init__()
         self.devices: frozenset[str] = frozenset()
-        self.broken = False
         self.line = ""
         self.by_script = False
 
     @property
     def on(self) -> bool:
         """Return whether it may act on any device."""
-        return bool(self.devices) and not self.broken
+        return bool(self.devices) and super().on
 
     def pays(self, device_type: str) -> str:
         """Return why it saves time on a device of that type; empty where it does not."""
@@ -48,15 +47,6 @@ class Part(Patcher):
         if self.line:
             notices.print_notice(self.line)
             self.line = ""
-
-    def failed(self, error: Exception) -> None:
-        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's."""
-        if not self.broken:
-            self.broken = True
-            notices.print_notice(
-                f"the fused step's {self.name} failed: {described(error)}; it is disabled for this process; "
-                "training continues"
-            )
 
     def unknown(self, module: ModuleType, error: Exception) -> None:
         """This version of the library is not known: that costs this part alone."""

@@ -51,12 +51,8 @@ class FusedOptimizer(Part):
         return "Adam's step counters in one buffer" if several else ""
 
     def _steps(self, optimizer: Any, *_: Any) -> None:
-        if not self.on or not self.by_script:
-            return
-        try:
-            self._fuse(optimizer)
-        except Exception as error:
-            self.failed(error)
+        if self.by_script:
+            self.safely(self._fuse, optimizer)
 
     def _fuse(self, optimizer: Any) -> None:
         if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING
-
-from hf_mps.core.import_hooks import Catalogue
-
-if TYPE_CHECKING:
-    from hf_mps.core.registry import Registry
+from hf_mps.core.import_hooks import Catalogue, registry_of
 
 _BATCHES = ("one-copy", "loss-scalars", "padding-masks")
 
@@ -31,11 +25,5 @@ PARTS = Catalogue(
     _home,
     lambda module, name: getattr(module, name.upper().replace("-", "_")),
 )
-
-
-@cache
-def registry() -> Registry:
-    """Return all parts of this process; made when it is first asked for, as few programs fuse their steps."""
-    from hf_mps.core.registry import Registry
-
-    return Registry(PARTS)
+registry = registry_of(PARTS)
+"""Returns all parts of this process."""

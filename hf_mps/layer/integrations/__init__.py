@@ -7,20 +7,17 @@ at once where it was imported before. `declared()` lists every patch of the whol
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hf_mps.core import import_hooks
-from hf_mps.core.import_hooks import Catalogue, of_files
+from hf_mps.core.import_hooks import Catalogue, of_files, registry_of
 from hf_mps.layer import compat
 from hf_mps.layer.fused_step import parts
 from hf_mps.layer.guards import catalogue
 
 if TYPE_CHECKING:
     from hf_mps.core.patching import Declaration, Patcher
-    from hf_mps.core.registry import Registry
-
 
 INTEGRATIONS = Catalogue(
     "integration",
@@ -49,12 +46,8 @@ PATCHERS = {"guards": catalogue.GUARDS, "sentinels": catalogue.SENTINELS, "step"
 """What else patches libraries, in this order after the integrations."""
 
 
-@cache
-def registry() -> Registry:
-    """Return all integrations and shims of this process."""
-    from hf_mps.core.registry import Registry
-
-    return Registry(INTEGRATIONS, compat.SHIMS, started=True)
+registry = registry_of(INTEGRATIONS, compat.SHIMS, started=True)
+"""Returns all integrations and shims of this process."""
 
 
 def table() -> dict[str, tuple[str, ...]]:
