@@ -177,20 +177,20 @@ class CudaOptimizer(Guard):
 
     def _look(self, optimizer: Any) -> None:
         if any(parameter.device.type == "mps" for group in optimizer.param_groups for parameter in group["params"]):
-            self._refuse(type(optimizer).__name__, *_kind(optimizer))
+            self._refuse(type(optimizer).__name__, optimizer)
 
     def _prepared(self, accelerator: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         if _from_bitsandbytes(optimizer) and accelerator.device.type == "mps":
-            self._refuse(type(optimizer).__name__, *_kind(optimizer))
+            self._refuse(type(optimizer).__name__, optimizer)
 
     def _trainer(self, trainer: Any, *_: Any, **__: Any) -> None:
         optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
         if trainer.args.device.type == "mps" and _bitsandbytes(optim):
-            self._refuse(optim, *_named(optim), asked="optim=")
+            self._refuse(optim, asked="optim=")
 
-    def _refuse(self, name: str, bits: int, paged: bool, *, asked: str = "") -> None:
-        reason = _lacks(bits, paged=paged)
-        if reason:
+    def _refuse(self, name: str, optimizer: Any = None, *, asked: str = "") -> None:
+        bits, paged = _kind(name, optimizer)
+        if reason := _lacks(bits, paged=paged):
             self.acted(f"{asked}{name} was refused", aloud=False)
             usual = "adamw_torch" if asked else "torch.optim.AdamW"
             instead = unpaged(name) or f"{usual}, or Adafactor where memory is short"
@@ -201,7 +201,7 @@ class CudaOptimizer(Guard):
 
 def reason_against(optim: str) -> str:
     """Return why Trainer's `optim` of that name cannot train on mps, or an empty string."""
-    return _lacks(*_named(optim)) if _bitsandbytes(optim) else ""
+    return _lacks(*_kind(optim)) if _bitsandbytes(optim) else ""
 
 
 def unpaged(name: str) -> str:
@@ -269,16 +269,10 @@ def _from_bitsandbytes(optimizer: Any) -> bool:
     return any(each.__module__.partition(".")[0] == "bitsandbytes" for each in type(optimizer).__mro__)
 
 
-def _kind(optimizer: Any) -> tuple[int, bool]:
-    """Return the bits of an optimizer's state, and whether it is paged; by its name while it is being made."""
-    name = type(optimizer).__name__.lower()
-    bits = getattr(getattr(optimizer, "args", None), "optim_bits", 8 if "8bit" in name else 32)
-    return 8 if bits == 8 else 32, bool(getattr(optimizer, "is_paged", "paged" in name))
-
-
-def _named(optim: str) -> tuple[int, bool]:
-    """Return the bits of an optimizer's state, and whether it is paged, by Trainer's name of it."""
-    return 8 if "8bit" in optim else 32, "paged" in optim
+def _kind(name: str, optimizer: Any = None) -> tuple[int, bool]:
+    """Return the bits of an optimizer's state, and whether it is paged; by its name, as long as it does not say."""
+    bits = getattr(getattr(optimizer, "args", None), "optim_bits", 8 if "8bit" in name.lower() else 32)
+    return 8 if bits == 8 else 32, bool(getattr(optimizer, "is_paged", "paged" in name.lower()))
 
 
 def _bitsandbytes(optim: str) -> bool:
