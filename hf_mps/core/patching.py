@@ -185,7 +185,7 @@ class Patch:
 
     def ours(self, owner: Patcher) -> Any:
         """Return what of the owner's is put at the target."""
-        ours = owner.attribute(self.method) if isinstance(self.method, str) else self.method
+        ours = getattr(owner.home, self.method) if isinstance(self.method, str) else self.method
         ours = functools.partial(ours, *self.given) if self.given else ours
         return functools.partial(self.through, ours) if self.through else ours
 
@@ -285,6 +285,8 @@ class Patcher:
     name: str
 
     def __init__(self) -> None:
+        self.home: Any = self
+        """What has the methods that its patches name."""
         self.arounds: list[Around] = []
         self.registered: set[str] = set()
 
@@ -296,10 +298,6 @@ class Patcher:
     def concerns(self, module: ModuleType) -> bool:
         """Whether what is patched after `module`, as it is installed here, is to be; asked once it was imported."""
         return True
-
-    def attribute(self, name: str) -> Any:
-        """Return what a patch calls `name`."""
-        return getattr(self, name)
 
     def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Have `wrapper(stock, *arguments)` called in place of the function `name` of a module or class.
@@ -423,15 +421,11 @@ class ModulePatcher(Patcher):
         super().__init__()
         self.kind, self.name = kind, module.__name__.rpartition(".")[2]
         self.patches = module.patches if patches is None else patches
-        self._module, self._safe = module, safe
+        self.home, self._safe = module, safe
 
     def concerns(self, module: ModuleType) -> bool:
         """Return what the file's own `concerns` says, where it has one."""
-        return bool(getattr(self._module, "concerns", super().concerns)(module))
-
-    def attribute(self, name: str) -> Any:
-        """Return the file's attribute of that name."""
-        return getattr(self._module, name)
+        return bool(getattr(self.home, "concerns", super().concerns)(module))
 
     def wrapped(
         self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any], owner: Any = None

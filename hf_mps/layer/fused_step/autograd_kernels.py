@@ -38,7 +38,7 @@ class AutogradKernel(Patch):
         owner.registered.add(target)
         operator = getattr(torch.ops.aten, target.removeprefix("aten::")).default
         stock = functools.partial(_composite, operator)
-        concerns = functools.partial(owner.attribute(self.when), *self.given)
+        concerns = functools.partial(getattr(owner, self.when), *self.given)
         around = Around(
             owner, target, stock, self.ours(owner), lambda *args, **kwargs: runs(args[0]) and concerns(*args, **kwargs)
         )

@@ -76,7 +76,7 @@ class ModelCode(Part):
         for piece, method in self.shorter.items():
             for place, name in _named_alike(module, piece.partition(":")[2]):
                 if self.is_copy(vars(place)[name], piece):
-                    self.around(place, name, self.attribute(method))
+                    self.around(place, name, getattr(self, method))
 
     def trains(self, given: Any) -> bool:
         """Return whether a call computes with a tensor of a device that is ours, where gradients are wanted."""

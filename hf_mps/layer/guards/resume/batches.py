@@ -82,11 +82,6 @@ def notes(loader: Any) -> LoaderNotes:
     return found
 
 
-def share(loader: Any) -> None:
-    """Let the base of a prepared loader, which begins epochs, see its notes."""
-    loader.base_dataloader.__dict__[_NOTES] = notes(loader)
-
-
 def link(rest: Any, source: Any, skipped: int) -> None:
     """Note that `rest` is what skip_first_batches left of `source`, and hand on where it is to go on from."""
     if notes(rest).source is not None:
@@ -103,11 +98,6 @@ def on_metal() -> bool:
     from accelerate.state import PartialState
 
     return bool(PartialState().device.type == "mps")
-
-
-def exact() -> bool:
-    """Return whether a training on the device of this process is resumed exactly."""
-    return in_recipe() or on_metal()
 
 
 def active() -> Any:
@@ -264,10 +254,7 @@ class ResumeEpoch(LibraryGuard):
         return rest
 
     def _epoch(self, stock: Callable[..., Iterator[Any]], loader: Any) -> Iterator[Any]:
-        return self._counted(stock(loader), loader)
-
-    def _counted(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
-        yield from batches
+        yield from stock(loader)
         self.safely(self._count, loader)
 
     def _count(self, loader: Any) -> None:
@@ -329,8 +316,9 @@ class ResumeBatches(Guard):
         return Choice(True, "accelerate makes one batch ahead, and no checkpoint keeps what that was drawn from")
 
     def _epoch(self, loader: Any) -> None:
-        if exact():
-            share(loader)
+        if in_recipe() or on_metal():
+            # The base, which begins epochs, sees the notes of the prepared one.
+            loader.base_dataloader.__dict__[_NOTES] = notes(loader)
 
     def _skipped(self, stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
         rest = stock(dataloader, num_batches)
