@@ -193,9 +193,8 @@ def _nearest(text: str, parser: Any) -> str:
     return ""
 
 
-_PARSER = {
+patches |= {
     "transformers.hf_argparser:HfArgumentParser.parse_known_args": _parse_known_args,
     "transformers.hf_argparser:HfArgumentParser.parse_args_into_dataclasses": _parse_args_into_dataclasses,
     "transformers.hf_argparser:HfArgumentParser.parse_dict": _parse_dict,
 }
-patches |= _PARSER

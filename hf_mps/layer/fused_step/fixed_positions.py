@@ -16,7 +16,7 @@ from torch import Tensor
 from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.fused_step import constants
 from hf_mps.layer.fused_step.autograd_kernels import runs
-from hf_mps.layer.fused_step.model_code import MODELS, ModelCode
+from hf_mps.layer.fused_step.model_code import ModelCode
 
 ROTARY = "llama.modeling_llama:LlamaRotaryEmbedding.forward"
 COUNTED = """
@@ -65,8 +65,8 @@ class FixedPositions(ModelCode):
 
     def words(self, model: Any, device_type: str) -> str:
         """Nothing for a model without Llama's rotary embedding."""
-        theirs = (type(each) for each in model.modules() if type(each).__name__.endswith("RotaryEmbedding"))
-        return self.what if any(kind.__module__.startswith(MODELS) and _copies(self, kind) for kind in theirs) else ""
+        kinds = {type(each) for each in model.modules() if inspect.isfunction(vars(type(each)).get("forward"))}
+        return self.what if self.has(kinds, ROTARY.removesuffix(".forward")) else ""
 
     def sample(self, function: Callable[..., Any]) -> list[Any]:
         """Return cosines and sines of frequencies that are known, for two batches of positions and two dtypes."""
@@ -119,10 +119,6 @@ class FixedPositions(ModelCode):
             kept[given.dtype, place] = found
         self.acts()
         return found.cos, found.sin
-
-
-def _copies(part: FixedPositions, kind: Any) -> bool:
-    return inspect.isfunction(vars(kind).get("forward")) and part.is_copy(kind.forward, ROTARY)
 
 
 def _counts(forward: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hf_mps.core.patching import Register
+from hf_mps.core.patching import Patch, Register
 from hf_mps.layer.fused_step import spans
 from hf_mps.layer.fused_step.base import Part
 
@@ -37,8 +37,8 @@ class FusedOptimizer(Part):
     why = "the price of a small launch is the host's, and there are one to ten for each weight"
     patches = {
         "torch.optim.optimizer:register_optimizer_step_pre_hook": Register("_steps"),
-        "torch:_foreach_add_": "_added",
-        "torch:_foreach_sub_": "_subtracted",
+        "torch:_foreach_add_": Patch("_counted", "add_"),
+        "torch:_foreach_sub_": Patch("_counted", "sub_"),
     }
 
     def __init__(self) -> None:
@@ -77,22 +77,15 @@ class FusedOptimizer(Part):
         there = all(weight.device.type in self.devices and weight.dtype in WIDE for weight in group["params"])
         return bool(gradients) and ordinary and there
 
-    def _added(self, stock: Callable[..., Any], tensors: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        counters = self._counters(tensors) if isinstance(other, int | float) and not args and not kwargs else None
+    def _counted(self, how: str, stock: Callable[..., Any], tensors: Any, by: Any, *args: Any, **kwargs: Any) -> Any:
+        """One more, or, where a step that overflowed is taken back, every counter less by the same mark."""
+        one = isinstance(by, list) and len({id(each) for each in by}) == 1 and isinstance(by[0], torch.Tensor)
+        mark = by[0].reshape(()) if one and by[0].numel() == 1 else by if isinstance(by, int | float) else None
+        counters = None if mark is None or args or kwargs else self._counters(tensors)
         if counters is None:
-            return stock(tensors, other, *args, **kwargs)
+            return stock(tensors, by, *args, **kwargs)
         for each in counters:
-            each.add_(other)
-        return None
-
-    def _subtracted(self, stock: Callable[..., Any], tensors: Any, others: Any, *args: Any, **kwargs: Any) -> Any:
-        """A step that overflowed is taken back: every counter less by the same mark."""
-        one = isinstance(others, list) and len({id(each) for each in others}) == 1 and not args and not kwargs
-        counters = self._counters(tensors) if one and others[0].numel() == 1 else None
-        if counters is None:
-            return stock(tensors, others, *args, **kwargs)
-        for each in counters:
-            each.sub_(others[0].reshape(()))
+            getattr(each, how)(mark)
         return None
 
     def _counters(self, tensors: Any) -> list[Any] | None:

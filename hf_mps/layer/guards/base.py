@@ -143,6 +143,8 @@ class Guard(Safeguard):
     """
 
     kind = "guard"
+    always = ""
+    """Why its fault is there wherever it is armed, for those whose fault nothing can tell."""
     untried = ""
     """Why no trial on the device can show its faults: "a trial would take 8 GB"."""
     trying = 0
@@ -177,6 +179,8 @@ class Guard(Safeguard):
 
     def applies(self) -> Choice[bool]:
         """Return whether the fault is there and how that is known: by this Mac and torch, then by a trial."""
+        if self.always:
+            return Choice(True, self.always)
         found = faults.here(*self.faults)
         if found.value and self.untried:
             return Choice(True, f"{found.reason}; {self.untried}")

@@ -39,9 +39,8 @@ class NanHidden(Guard):
         """Return whether the filter is on by default."""
         from transformers import TrainingArguments
 
-        if getattr(TrainingArguments, FILTER, False):
-            return Choice(True, f"{FILTER} is on by default in this transformers")
-        return Choice(False, f"{FILTER} is off by default in this transformers")
+        on = bool(getattr(TrainingArguments, FILTER, False))
+        return Choice(on, f"{FILTER} is {'on' if on else 'off'} by default in this transformers")
 
     def concerns(self, module: ModuleType) -> bool:
         """Always. Raises AttributeError where no loop of Trainer's reads the filter."""

@@ -58,9 +58,10 @@ class CudaWords(Guard):
 
     def applies(self) -> Choice[bool]:
         """Return whether there is no CUDA."""
-        if torch.cuda.is_available():
-            return Choice(False, "there is CUDA")
-        return Choice(True, "there is no CUDA: what is asked of its autocast does nothing")
+        there = torch.cuda.is_available()
+        return Choice(
+            not there, "there is CUDA" if there else "there is no CUDA: what is asked of its autocast does nothing"
+        )
 
     def _made(
         self, stock: Any, mode: Any, device_type: Any, dtype: Any = None, enabled: Any = True, *args: Any, **kwargs: Any
@@ -111,15 +112,13 @@ class CudaGraphs(Guard):
     name = "cuda-graphs"
     what = "torch.compile's modes reduce-overhead and max-autotune end the process (SIGSEGV) on deep float16 models"
     until = "the oldest supported torch leaves CUDA graphs out on mps by itself"
+    # A trial would end the process, and the option that is left out is worth nothing on Metal.
+    always = "Metal has no CUDA graphs, and asking for them has ended processes in torch 2.13"
     patches = {"torch:_TorchCompileInductorWrapper.__call__": "_compiles"}
 
     def concerns(self, module: ModuleType) -> bool:
         """Always: it is reported of 2.13, and that the thread is closed names no release without it."""
         return True
-
-    def applies(self) -> Choice[bool]:
-        """Always: a trial would end the process, and the option that is left out is worth nothing on Metal."""
-        return Choice(True, "Metal has no CUDA graphs, and asking for them has ended processes in torch 2.13")
 
     def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         import torch._inductor.config as inductor

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
 from hf_mps.core.patching import OriginalCall, Patch
 from hf_mps.layer.guards.base import Guard, LibraryGuard, first, names_in, then
@@ -296,6 +295,8 @@ class ResumeBatches(Guard):
         " is made ahead, so a resumed run trains on other batches"
     )
     issue = "https://github.com/huggingface/transformers/issues/39215"
+    # Prepared loaders are generators that make one batch ahead, as all so far are.
+    always = "accelerate makes one batch ahead, and no checkpoint keeps what that was drawn from"
     until = "accelerate stores the state that an epoch began with, and Trainer restores it before the first batch"
     patches = {
         "accelerate.data_loader:DataLoaderShard.__iter__": first("_epoch"),
@@ -310,10 +311,6 @@ class ResumeBatches(Guard):
     }
 
     _waiting: LoaderState | None = None  # of a Trainer that has read its checkpoint and not yet skipped
-
-    def applies(self) -> Choice[bool]:
-        """Return whether prepared loaders are generators that make one batch ahead, as all so far are."""
-        return Choice(True, "accelerate makes one batch ahead, and no checkpoint keeps what that was drawn from")
 
     def _epoch(self, loader: Any) -> None:
         if in_recipe() or on_metal():
