@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hf_mps.core.patching import Around, Patch, Patcher
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 
 KEY = "AutogradMPS"
 

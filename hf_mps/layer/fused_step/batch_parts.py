@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_mps.core.patching import OriginalCall, Register
 from hf_mps.layer.fused_step import constants
 from hf_mps.layer.fused_step.autograd_kernels import runs
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 from hf_mps.layer.guards.platform import batches
 from hf_mps.metal.device import machine
 

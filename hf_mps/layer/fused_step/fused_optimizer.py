@@ -14,7 +14,7 @@ import torch
 
 from hf_mps.core.patching import Patch, Register
 from hf_mps.layer.fused_step import spans
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 
 FEW = 4
 """Counters that are added to one by one: to look where they lie would take as long."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hf_mps.layer.fused_step import spans
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 from hf_mps.metal.training_kernels import clip, trial
 from hf_mps.metal.training_kernels.library import TYPES
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hf_mps.core.patching import OriginalCall, Patch, located
 from hf_mps.layer.fused_step.autograd_kernels import runs
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 from hf_mps.metal.device.no_modes import no_modes
 
 MODELS, MADE = "transformers.models.", "transformers.modeling_utils"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from hf_mps.core.import_hooks import Catalogue, registry_of
 
-_BATCHES = ("one-copy", "loss-scalars", "padding-masks")
-
-
-def _home(name: str) -> str:
-    file = "batch_parts" if name in _BATCHES else name.replace("-", "_")
-    return f"hf_mps.layer.fused_step.{file}"
-
+# Files with several parts; each of the others is called as its part is.
+_FILES = {
+    **dict.fromkeys(("one-copy", "loss-scalars", "padding-masks"), "batch_parts"),
+    **dict.fromkeys(("decoder-pieces", "fixed-positions"), "decoder"),
+}
 
 # Module -> the parts that patch something in it. The header has their words in this order.
 PARTS = Catalogue(
@@ -22,7 +20,7 @@ PARTS = Catalogue(
         "transformers.modeling_utils": "activations joint-projections norms decoder-pieces fixed-positions",
         "transformers.masking_utils": "padding-masks",
     },
-    _home,
+    lambda name: f"hf_mps.layer.fused_step.{_FILES.get(name, name.replace('-', '_'))}",
     lambda module, name: getattr(module, name.upper().replace("-", "_")),
 )
 registry = registry_of(PARTS)

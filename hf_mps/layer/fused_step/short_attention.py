@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.fused_step import constants, spans
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 from hf_mps.layer.guards.platform import batches
 from hf_mps.metal.device.no_modes import no_modes
 from hf_mps.metal.training_kernels import attention, trial

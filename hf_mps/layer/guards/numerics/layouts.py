@@ -42,15 +42,11 @@ class NonBlocking(Guard):
 
     def _to(self, stock: Any, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("non_blocking") or (len(args) > 1 and True in args[1:])
-        if asked and not has_its_own(tensor):
-            target = target_device(args, kwargs)
-            if tensor.device.type == "mps" and target == "cpu":
-                if kwargs.get("non_blocking"):
-                    kwargs = {**kwargs, "non_blocking": False}
-                else:  # by position: to(other, non_blocking), to(device, dtype, non_blocking)
-                    place = 1 if hasattr(args[0], "is_floating_point") and hasattr(args[0], "device") else 2
-                    args = (*args[:place], False, *args[place + 1 :])
-                self._tell()
+        if asked and not has_its_own(tensor) and tensor.device.type == "mps" and target_device(args, kwargs) == "cpu":
+            # By position it comes before `copy`, which changes nothing here: the CPU's tensor is a copy.
+            args = (*args[:1], *(False if each is True else each for each in args[1:]))
+            kwargs |= {"non_blocking": False} if "non_blocking" in kwargs else {}
+            self._tell()
         return stock(tensor, *args, **kwargs)
 
     def _copy(self, stock: Any, tensor: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
