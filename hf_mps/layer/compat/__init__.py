@@ -34,9 +34,8 @@ _FILES = {
         "transformers.optimization transformers.processing_utils transformers.trainer_pt_utils "
         "transformers.trainer_utils transformers.utils transformers.utils.hub"
     ),
-    "dataset_task": "datasets.load",
+    "datasets": "datasets.load datasets.table",
     "feature_extractors": "transformers.models.auto.feature_extraction_auto",
-    "large_strings": "datasets.table",
     "trainer": "transformers.trainer transformers.trainer_seq2seq",
     "training_arguments": "transformers.hf_argparser transformers.training_args",
 }
