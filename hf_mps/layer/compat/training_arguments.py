@@ -176,9 +176,8 @@ def _did_you_mean(parser: Any) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        text = str(error)
-        if "not used by the HfArgumentParser" in text:
-            error.args = (text + _nearest(text, parser),)
+        if "not used by the HfArgumentParser" in str(error):
+            error.args = (f"{error}{_nearest(str(error), parser)}",)
         raise
 
 

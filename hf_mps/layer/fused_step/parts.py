@@ -8,6 +8,7 @@ from hf_mps.core.import_hooks import Catalogue, registry_of
 _FILES = {
     **dict.fromkeys(("one-copy", "loss-scalars", "padding-masks"), "batch_parts"),
     **dict.fromkeys(("decoder-pieces", "fixed-positions"), "decoder"),
+    **dict.fromkeys(("gradient-clip", "fused-optimizer"), "optimizer"),
 }
 
 # Module -> the parts that patch something in it. The header has their words in this order.
