@@ -70,8 +70,8 @@ class Kernel(Patch):
         faults: tuple[str, ...] = (),
         **settings: Any,
     ) -> None:
-        super().__init__(method, *given, where=(lambda: possible(*faults)) if faults else None, **settings)
         self.when, self.says, self.faults = when, says, faults
+        super().__init__(method, *given, where=(lambda: possible(*faults)) if faults else None, **settings)
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
         """Put it there, unless it is; `Guard.release` takes it away."""
