@@ -31,10 +31,10 @@ class ResumeRng(LibraryGuard):
     faulty = "{} leave the mps generator out of their checkpoints"
     cured = "{} save the mps generator themselves"
     patches = {
-        "transformers.trainer:Trainer._save_rng_state": then("_trainer_saves"),
-        "transformers.trainer:Trainer._load_rng_state": then("_trainer_loads"),
-        "accelerate.accelerator:save_accelerator_state": then("_accelerator_saves"),
-        "accelerate.accelerator:load_accelerator_state": then("_accelerator_loads"),
+        "transformers.trainer:Trainer._save_rng_state": then("_of_trainer", "_save"),
+        "transformers.trainer:Trainer._load_rng_state": then("_of_trainer", "_load"),
+        "accelerate.accelerator:save_accelerator_state": then("_of_accelerator", "_save"),
+        "accelerate.accelerator:load_accelerator_state": then("_of_accelerator", "_load"),
     }
 
     def is_cured(self, module: ModuleType) -> bool | None:
@@ -42,21 +42,13 @@ class ResumeRng(LibraryGuard):
         saving = module.Trainer._save_rng_state if hasattr(module, "Trainer") else module.save_accelerator_state
         return any("mps" in word for word in names_in(saving))
 
-    def _trainer_saves(self, trainer: Any, output_dir: str) -> None:
-        if trainer.args.device.type == "mps":
-            self._save(Path(output_dir))
+    def _of_trainer(self, way: str, trainer: Any, folder: str | None) -> None:
+        if folder is not None and trainer.args.device.type == "mps":
+            getattr(self, way)(Path(folder))
 
-    def _trainer_loads(self, trainer: Any, checkpoint: str | None) -> None:
-        if checkpoint is not None and trainer.args.device.type == "mps":
-            self._load(Path(checkpoint))
-
-    def _accelerator_saves(self, output_dir: Any, *_: Any, **__: Any) -> None:
+    def _of_accelerator(self, way: str, folder: Any, *_: Any, **__: Any) -> None:
         if batches.on_metal():
-            self._save(Path(output_dir))
-
-    def _accelerator_loads(self, input_dir: Any, *_: Any, **__: Any) -> None:
-        if batches.on_metal():
-            self._load(Path(input_dir))
+            getattr(self, way)(Path(folder))
 
     def _save(self, folder: Path) -> None:
         save(torch.mps.get_rng_state(), own(folder / FILE))
