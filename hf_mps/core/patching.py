@@ -354,11 +354,8 @@ class Fallible(Patcher):
 
     title = "the {0.kind} {0.name}"
     """What the line calls it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.broken = False
-        self.failure: str | None = None
+    broken = False
+    failure: str | None = None
 
     @property
     def on(self) -> bool:

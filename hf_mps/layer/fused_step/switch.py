@@ -37,11 +37,9 @@ class Part(Fallible):
     why: str
     """What that saves."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.devices: frozenset[str] = frozenset()
-        self.line = ""
-        self.by_script = False
+    devices: frozenset[str] = frozenset()
+    line = ""
+    by_script = False
 
     @property
     def on(self) -> bool:

@@ -30,10 +30,8 @@ class NanHidden(Guard):
         "transformers.trainer:Trainer._maybe_log_save_evaluate": "_logs",
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._loops: frozenset[CodeType] = frozenset()
-        self._training: Any = None  # the arguments of the training that runs, where its losses are to be shown
+    _loops: frozenset[CodeType] = frozenset()
+    _training: Any = None  # the arguments of the training that runs, where its losses are to be shown
 
     def applies(self) -> Choice[bool]:
         """Return whether the filter is on by default."""

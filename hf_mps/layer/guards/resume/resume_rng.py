@@ -6,6 +6,7 @@ lightning-rng: Lightning's checkpoints carry the random numbers: a resumed run i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -95,19 +96,17 @@ class LightningRng(LibraryGuard):
         ),
     }
 
+    _waiting: Sequence[LoaderState | None] = ()  # of a checkpoint that was read, for the loaders of its epoch
+
     def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether Lightning's function that makes a checkpoint names a random state."""
         connector = getattr(module, "_CheckpointConnector", None)
         return connector and any("rng" in word for word in connector.dump_checkpoint.__code__.co_names)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: list[LoaderState | None] = []  # of a checkpoint that was read, for the loaders of its epoch
-
     def _epoch(self, fetcher: Any, combined_loader: Any) -> None:
         from torch.utils.data import DataLoader
 
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, ()
         loaders = [each for each in combined_loader.flattened if type(each) is DataLoader]
         for number, loader in enumerate(loaders):
             batches.notes(loader).replay = waiting[number] if len(waiting) == len(loaders) else None

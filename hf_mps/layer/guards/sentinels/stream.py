@@ -77,10 +77,11 @@ class Stream(Safeguard):
         "torch.optim.optimizer:register_optimizer_step_pre_hook": Register("_step"),
     }
 
+    canary: StoppedGpu | None = None
+    """What counts on the device, where an abort of its work is no error: its number is read with the others."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.canary: StoppedGpu | None = None
-        """What counts on the device, where an abort of its work is no error: its number is read with the others."""
         self._sentinels: list[Sentinel] = []
 
     def reset(self) -> None:
