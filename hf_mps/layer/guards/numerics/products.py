@@ -252,17 +252,6 @@ def _of_linear(grad: Any, weight: Any) -> Any:
     return torch.ops.aten.linear_backward(grad @ weight, grad, weight, [True, False, False])[0]
 
 
-TRIALS: dict[str, Callable[[Any, Any], Any]] = {
-    "mm": lambda one, other: one @ other,
-    "addmm": lambda one, other: (other[0] * 0).addmm(one, other),
-    "linear_backward": _of_linear,
-}
-
-
-def _of_linear(grad: Any, weight: Any) -> Any:
-    return torch.ops.aten.linear_backward(grad @ weight, grad, weight, [True, False, False])[0]
-
-
 EXPANDED_TRIALS: dict[str, Callable[[Any, Any], Any]] = {
     "mm": lambda one, other: one @ other,
     "addmm": lambda one, other: (other[0] * 0).addmm(one, other),
