@@ -148,8 +148,9 @@ class FusedOptimizer(Part):
 
     def _counted(self, how: str, stock: Callable[..., Any], tensors: Any, by: Any, *args: Any, **kwargs: Any) -> Any:
         """One more, or, where a step that overflowed is taken back, every counter less by the same mark."""
-        one = isinstance(by, list) and len({id(each) for each in by}) == 1 and isinstance(by[0], torch.Tensor)
-        mark = by[0].reshape(()) if one and by[0].numel() == 1 else by if isinstance(by, int | float) else None
+        mark = by if isinstance(by, int | float) else None
+        if isinstance(by, list) and by and isinstance(by[0], torch.Tensor) and all(each is by[0] for each in by):
+            mark = by[0].reshape(()) if by[0].numel() == 1 else None
         counters = None if mark is None or args or kwargs else self._counters(tensors)
         if counters is None:
             return stock(tensors, by, *args, **kwargs)
