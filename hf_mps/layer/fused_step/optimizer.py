@@ -148,7 +148,7 @@ class FusedOptimizer(Part):
 
     def _counted(self, how: str, stock: Callable[..., Any], tensors: Any, by: Any, *args: Any, **kwargs: Any) -> Any:
         """One more, or, where a step that overflowed is taken back, every counter less by the same mark."""
-        mark = by if isinstance(by, int | float) else None
+        mark: Any = by if isinstance(by, int | float) else None
         if isinstance(by, list) and by and isinstance(by[0], torch.Tensor) and all(each is by[0] for each in by):
             mark = by[0].reshape(()) if by[0].numel() == 1 else None
         counters = None if mark is None or args or kwargs else self._counters(tensors)

@@ -415,7 +415,7 @@ def _in_parts(name: str, *args: Any, out: Any = None, **scales: Any) -> Any:
     shape = batch, rows, other.shape[2]
     out = args[0] if name == "baddbmm_" else one.new_empty(shape) if out is None else out.resize_(shape)
     added = [each.expand(shape) for each in given]
-    product = torch.baddbmm if given else torch.bmm
+    product: Callable[..., Any] = torch.baddbmm if given else torch.bmm
     for b, m, n in parts(batch, rows, inner, other.shape[2]):
         product(*(each[b, m, n] for each in added), one[b, m], other[b, :, n], **scales, out=out[b, m, n])
     return out
