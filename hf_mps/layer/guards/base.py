@@ -198,19 +198,15 @@ class Guard(Safeguard):
     def verdict(self) -> Choice[bool]:
         """Return what `applies` found, asked on the first call."""
         if self._verdict is None:
-            self._verdict = self._tried(self.applies)
+            self._verdict = self.tried(self.applies)
         return self._verdict
 
-    def tried(self) -> Choice[bool]:
-        """Return what `trial` finds now, for those who want to know the device; the verdict stays as it is."""
-        return self._tried(self.trial)
-
-    @staticmethod
-    def _tried(look: Callable[[], Choice[bool]]) -> Choice[bool]:
+    def tried(self, look: Callable[[], Choice[bool]] | None = None) -> Choice[bool]:
+        """Return what `trial`, or `look`, finds now, for those who want to know the device; the verdict stays."""
         Guard.trying += 1
         try:
             with no_modes():
-                return look()
+                return (look or self.trial)()
         finally:
             Guard.trying -= 1
 
