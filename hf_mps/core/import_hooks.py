@@ -11,10 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    from hf_mps.core.registry import Registry
+from typing import Any, ClassVar
 
 Arm = Callable[[ModuleType, str], None]
 
@@ -99,18 +96,6 @@ class Catalogue:
         if any(module in sys.modules for module in modules):
             return None
         return f"for the import of {' or '.join(modules)}"
-
-
-def registry_of(*catalogues: Catalogue, started: bool = False) -> Callable[[], Registry]:
-    """Return what gives the registry of this process for some catalogues, made when it is first asked for."""
-
-    @functools.cache
-    def registry() -> Registry:
-        from hf_mps.core.registry import Registry  # here, as every `import torch` loads this file, and few ask for one
-
-        return Registry(*catalogues, started=started)
-
-    return registry
 
 
 def of_file(module: ModuleType, name: str, *, kind: str, safe: bool) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hf_mps.core.import_hooks import Catalogue, registry_of
+from hf_mps.core.import_hooks import Catalogue
+from hf_mps.core.registry import registry_of
 
 # Files with several parts; each of the others is called as its part is.
 _FILES = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_mps.core.import_hooks import Catalogue, registry_of
+from hf_mps.core.import_hooks import Catalogue
+from hf_mps.core.registry import registry_of
 
 if TYPE_CHECKING:
     from types import ModuleType

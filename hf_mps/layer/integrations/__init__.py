@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hf_mps.core import import_hooks
-from hf_mps.core.import_hooks import Catalogue, of_file, registry_of
+from hf_mps.core.import_hooks import Catalogue, of_file
+from hf_mps.core.registry import registry_of
 from hf_mps.layer import compat
 from hf_mps.layer.fused_step import parts
 from hf_mps.layer.guards import catalogue
