@@ -111,7 +111,7 @@ def test_a_module_runs_as_with_python_m(run_python, tmp_path: Path) -> None:
 )
 def test_a_command_line_without_a_target_is_refused(argv: list[str], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        run.plain(argv)
+        run.resolve(argv)
     assert str(caught.value).startswith(said)
 
 
@@ -123,8 +123,8 @@ def test_a_missing_file_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixtur
 
 
 def test_the_word_python_before_a_script_is_understood() -> None:
-    assert run.plain(["python", "a.py", "--b"]) == run.Target("a.py", ("--b",))
-    assert run.plain(["python3", "-m", "a.b"]) == run.Target("a.b", (), module=True)
+    assert run.resolve(["python", "a.py", "--b"]) == run.Target("a.py", ("--b",))
+    assert run.resolve(["python3", "-m", "a.b"]) == run.Target("a.b", (), module=True)
 
 
 def test_launchers_are_known_by_command_and_by_module(tmp_path: Path) -> None:
@@ -157,15 +157,15 @@ def test_one_process_on_each_of_several_hosts_is_the_launcher_s_own(
 
     monkeypatch.setattr("os.execv", execv)
     with pytest.raises(SystemExit):
-        run.launched(argv)
+        run.resolve(argv)
     assert [words[3:] for words in became] == [started]
     assert "hosts with a Metal device each" in capsys.readouterr().err
 
 
 def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run.launched(["torchrun", "--nproc-per-node=1", "--standalone", "train.py", "--nproc_per_node", "4"])
+    found = run.resolve(["torchrun", "--nproc-per-node=1", "--standalone", "train.py", "--nproc_per_node", "4"])
     assert found == run.Target("train.py", ("--nproc_per_node", "4"))
-    found = run.launched(["torchrun", "--nproc_per_node", "gpu", "-m", "pkg.train", "--x"])
+    found = run.resolve(["torchrun", "--nproc_per_node", "gpu", "-m", "pkg.train", "--x"])
     assert found == run.Target("pkg.train", ("--x",), module=True)
     assert "torchrun: one process on the one Metal device, this one: train.py runs" in capsys.readouterr().err
 
@@ -186,7 +186,7 @@ def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture
 )
 def test_several_processes_on_one_metal_device_are_refused(argv: list[str], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        run.launched(argv)
+        run.resolve(argv)
     assert str(caught.value).startswith(said)
 
 
