@@ -53,15 +53,15 @@ def resolve(argv: Sequence[str]) -> Target:
     words = list(argv)
     if words[:1] and Path(words[0]).name in ("python", "python3"):
         words.pop(0)
-    launcher, arguments = _launcher(words)
-    if launcher:
+    name, arguments = launcher(words)
+    if name:
         from hf_mps.metal.device.choice import choose
 
         device = choose()
-        if device.value != "mps" or (launcher == "accelerate" and "--cpu" in arguments):
+        if device.value != "mps" or (name == "accelerate" and "--cpu" in arguments):
             why = "--cpu" if device.value == "mps" else str(device)
-            _become_launcher(launcher, arguments, f"the device is not Metal: {why}")
-        return _torchrun(arguments) if launcher == "torchrun" else _accelerate(arguments)
+            _become_launcher(name, arguments, f"the device is not Metal: {why}")
+        return _torchrun(arguments) if name == "torchrun" else _accelerate(arguments)
     if not words:
         raise UserError(f"run needs a script; {USAGE}")
     if words[0] == "-m":
@@ -73,8 +73,11 @@ def resolve(argv: Sequence[str]) -> Target:
     return Target(words[0], tuple(words[1:]))
 
 
-def _launcher(words: list[str]) -> tuple[str, list[str]]:
-    """Return the launcher, "torchrun", "accelerate" or "", and its own command line."""
+def launcher(words: list[str]) -> tuple[str, list[str]]:
+    """Return the launcher that a command line begins with, "torchrun", "accelerate" or "", and its own command line.
+
+    It is known by its command, or with -m by its module. Raises UserError for another command of accelerate's.
+    """
     if words[:1] == ["-m"]:
         words = words[1:]
         named = words[:1]

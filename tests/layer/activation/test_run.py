@@ -129,11 +129,11 @@ def test_the_word_python_before_a_script_is_understood() -> None:
 
 def test_launchers_are_known_by_command_and_by_module(tmp_path: Path) -> None:
     for argv in (["torchrun"], ["-m", "torch.distributed.run"], ["accelerate", "launch"], ["/opt/bin/torchrun"]):
-        assert run.is_launcher([*argv, "x.py"])
-    assert not run.is_launcher(["x.py", "torchrun"])
-    assert not run.is_launcher(["-m", "x", "accelerate"])
+        assert run.launcher([*argv, "x.py"])[0]
+    assert not run.launcher(["x.py", "torchrun"])[0]
+    assert not run.launcher(["-m", "x", "accelerate"])[0]
     with pytest.raises(UserError, match=r"run knows `accelerate launch`, not `accelerate config`"):
-        run.is_launcher(["accelerate", "config"])
+        run.launcher(["accelerate", "config"])
 
 
 @pytest.mark.parametrize(
