@@ -8,6 +8,6 @@ import os
 def start() -> None:
     """Switch the layer on unless HF_MPS=0, which loads nothing more; whatever fails ends in one warning."""
     if os.environ.get("HF_MPS") != "0":
-        from hf_mps.layer.activation import autoload
+        from hf_mps.layer.activation import activate
 
-        autoload.start()
+        activate.start()

@@ -112,15 +112,11 @@ class Catalogue:
         return f"for the import of {' or '.join(modules)}"
 
 
-def of_files(kind: str, *, safe: bool) -> Callable[[ModuleType, str], Any]:
-    """Return what loads those of a catalogue that are a file each: `hf_mps.core.patching.ModulePatcher`."""
+def of_file(module: ModuleType, name: str, *, kind: str, safe: bool) -> Any:
+    """Load one of a catalogue whose members are a file each: `hf_mps.core.patching.ModulePatcher`."""
+    from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
 
-    def load(module: ModuleType, name: str) -> Any:
-        from hf_mps.core.patching import ModulePatcher  # here, as every `import torch` loads this file
-
-        return ModulePatcher(kind, module, safe=safe)
-
-    return load
+    return ModulePatcher(kind, module, safe=safe)
 
 
 class _Unfinished(ModuleSpec):

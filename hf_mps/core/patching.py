@@ -66,13 +66,17 @@ class OriginalCall:
 
 @dataclass(eq=False)
 class Around:
-    """One function of ours around one of a library's; `wrapper(stock, *arguments)` is called while `owner.on`."""
+    """One function of ours around one of a library's; `wrapper(stock, *arguments)` is called while `owner.on`.
+
+    Where `when` is given, only for calls that `when(*arguments)` is true for: others cost no more than that question.
+    """
 
     owner: Any
     place: str
     """What it is around, as `Trainer.train`."""
     stock: Callable[..., Any]
     wrapper: Callable[..., Any]
+    when: Callable[..., Any] | None = None
 
     def replacement(self) -> Callable[..., Any]:
         """The function that takes the stock one's place."""
@@ -84,7 +88,8 @@ class Around:
                 return stock(*args, **kwargs)
             call, theirs = OriginalCall(stock), None
             try:
-                return self.wrapper(call, *args, **kwargs)
+                if self.when is None or self.when(*args, **kwargs):
+                    return self.wrapper(call, *args, **kwargs)
             except REFUSALS:
                 raise
             except Exception as error:
@@ -153,9 +158,9 @@ class Patch:
 
     `method` is a function, or the name of one of the owner's. `after` names the module after whose import it is armed,
     where that is not the target's own; torch's modules are armed with torch. An `optional` target is missing in some
-    releases. One that has to be the class's `own` is left alone where that inherits it. `through(method)` makes the
-    wrapper where that is not the method itself. `where()` says whether it is armed; a `late` one is armed by its owner
-    (`Patcher.arm`), when that finds it needed.
+    releases. One that has to be the class's `own` is left alone where that inherits it. Where the wrapper is not the
+    method itself, it is `through`, called as `through(method, stock, *arguments)`. `where()` says whether it is armed;
+    a `late` one is armed by its owner (`Patcher.arm`), when that finds it needed.
     """
 
     way = "around"
@@ -180,9 +185,9 @@ class Patch:
 
     def ours(self, owner: Patcher) -> Any:
         """Return what of the owner's is put at the target."""
-        ours = owner.attribute(self.method) if isinstance(self.method, str) else self.method
+        ours = getattr(owner.home, self.method) if isinstance(self.method, str) else self.method
         ours = functools.partial(ours, *self.given) if self.given else ours
-        return self.through(ours) if self.through else ours
+        return functools.partial(self.through, ours) if self.through else ours
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
         """Put it there. Raises AttributeError where the library has no such attribute and it is not optional."""
@@ -280,6 +285,8 @@ class Patcher:
     name: str
 
     def __init__(self) -> None:
+        self.home: Any = self
+        """What has the methods that its patches name."""
         self.arounds: list[Around] = []
         self.registered: set[str] = set()
 
@@ -292,10 +299,6 @@ class Patcher:
         """Whether what is patched after `module`, as it is installed here, is to be; asked once it was imported."""
         return True
 
-    def attribute(self, name: str) -> Any:
-        """Return what a patch calls `name`."""
-        return getattr(self, name)
-
     def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Have `wrapper(stock, *arguments)` called in place of the function `name` of a module or class.
 
@@ -304,15 +307,15 @@ class Patcher:
         """
         replace(self.name, place, name, lambda stock: self.wrapped(f"{place.__name__}.{name}", stock, wrapper))
 
-    def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-        """The function that calls `wrapper(stock, *arguments)`; `where` names the stock one, as `Trainer.train`."""
-        return self.answered(self, where, stock, wrapper)
-
-    def answered(
-        self, owner: Any, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]
+    def wrapped(
+        self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any], owner: Any = None
     ) -> Callable[..., Any]:
-        """The same, called while `owner.on`; where the wrapper fails, `owner` is told and the caller gets stock's."""
-        self.arounds.append(Around(owner, where, stock, wrapper))
+        """The function that calls `wrapper(stock, *arguments)`; `where` names the stock one, as `Trainer.train`.
+
+        It does while `owner.on`; where the wrapper fails, that is told, and the caller gets what stock makes. By
+        default the owner is this patcher.
+        """
+        self.arounds.append(Around(owner or self, where, stock, wrapper))
         return self.arounds[-1].replacement()
 
     def after(self, module: str) -> dict[str, Patch]:
@@ -346,6 +349,54 @@ class Patcher:
             yield target, each if isinstance(each, Patch) else Patch(each)
 
 
+class Fallible(Patcher):
+    """Somebody whose own faults cost a training nothing: they end in one line, and in the library's own behaviour."""
+
+    title = "the {0.kind} {0.name}"
+    """What the line calls it."""
+    broken = False
+    failure: str | None = None
+
+    @property
+    def on(self) -> bool:
+        """Return whether it may act."""
+        return not self.broken
+
+    def say(self, line: str) -> None:
+        """Tell the user, in the words of its kind."""
+        notices.print_notice(line)
+
+    def safely(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function while it is on; return its result, or None where that fails."""
+        if not self.on:
+            return None
+        try:
+            return function(*args)
+        except REFUSALS:
+            raise
+        except Exception as error:
+            if is_late(error):
+                raise
+            self.failed(error)
+            return None
+
+    def failed(self, error: Exception) -> None:
+        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's.
+
+        What it left in a library stays (`Safeguard.switched` is not called): something may be in the midst of using it.
+        """
+        if self.broken:
+            return
+        self.broken = True
+        self.failure = f"failed: {described(error)}"
+        line = f"{self.title.format(self)} {self.failure}; it is disabled for this process; training continues"
+        try:
+            self.say(line)
+        # Where this program turns warnings into errors the line is printed.
+        except Notice:
+            print(f"hf_mps: {line}", file=sys.stderr)
+
+
 def armed_after(target: str, patch: Patch) -> tuple[str, ...]:
     """Return the modules after whose import a patch is armed."""
     module = target.partition(":")[0]
@@ -367,19 +418,17 @@ class ModulePatcher(Patcher):
         super().__init__()
         self.kind, self.name = kind, module.__name__.rpartition(".")[2]
         self.patches = module.patches if patches is None else patches
-        self._module, self._safe = module, safe
+        self.home, self._safe = module, safe
 
     def concerns(self, module: ModuleType) -> bool:
         """Return what the file's own `concerns` says, where it has one."""
-        return bool(getattr(self._module, "concerns", super().concerns)(module))
+        return bool(getattr(self.home, "concerns", super().concerns)(module))
 
-    def attribute(self, name: str) -> Any:
-        """Return the file's attribute of that name."""
-        return getattr(self._module, name)
-
-    def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(
+        self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any], owner: Any = None
+    ) -> Callable[..., Any]:
         """Wrap the function; where the file is not safe, a wrapper's errors are the caller's."""
-        return self.answered(Faults(where), where, stock, wrapper) if self._safe else plainly(stock, wrapper)
+        return super().wrapped(where, stock, wrapper, Faults(where)) if self._safe else plainly(stock, wrapper)
 
 
 class Faults:
@@ -401,15 +450,18 @@ class Faults:
 def replace(who: str, place: Any, name: str, made: Callable[[Any], Any]) -> None:
     """Put `made(stock)` in the place of a function, unless `who` has done so; several may do it, each around the last.
 
-    Raises AttributeError where the library has no such function.
+    A class method stays one: its class is the first argument of what is put there. Raises AttributeError where the
+    library has no such function.
     """
     stock = place.__dict__[name] if name in place.__dict__ else getattr(place, name)
-    names = getattr(stock, "hf_mps_patches", ())
+    of_class = isinstance(stock, classmethod)
+    function = stock.__func__ if of_class else stock
+    names = getattr(function, "hf_mps_patches", ())
     if who not in names:
-        replacement = made(stock)
+        replacement = made(function)
         # The names of all before go along, since each wrapper hides the one that it is around.
         replacement.hf_mps_patches = (*names, who)
-        setattr(place, name, replacement)
+        setattr(place, name, classmethod(replacement) if of_class else replacement)
 
 
 def plainly(stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:

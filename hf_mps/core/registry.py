@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hf_mps.core.errors import UserError, nearest
-from hf_mps.core.import_hooks import Catalogue
-from hf_mps.core.patching import Patcher
+if TYPE_CHECKING:
+    from hf_mps.core.import_hooks import Catalogue
+    from hf_mps.core.patching import Patcher
 
 
 class Registry:
@@ -55,6 +56,8 @@ class Registry:
         if name not in self._made:
             catalogue = next((each for each in self.catalogues.values() if name in each.names), None)
             if catalogue is None:
+                from hf_mps.core.errors import UserError, nearest  # here, as every `import torch` loads this file
+
                 names = [each for catalogue in self.catalogues.values() for each in catalogue.names]
                 kind = next(iter(self.catalogues))
                 raise UserError(f"{name} is no {kind}; there are {', '.join(names)}{nearest(name, names)}")
@@ -92,3 +95,8 @@ class Registry:
             for catalogue in self.catalogues.values()
             for name in (*catalogue.shared, *catalogue.names)
         ]
+
+
+def registry_of(*catalogues: Catalogue, started: bool = False) -> Callable[[], Registry]:
+    """Return what gives the registry of this process for some catalogues, made when it is first asked for."""
+    return functools.cache(functools.partial(Registry, *catalogues, started=started))

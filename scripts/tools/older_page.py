@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
-from hf_mps.layer.compat import dataset_task, names, objects, removed_arguments
+from hf_mps.layer.compat import datasets, names, objects, removed_arguments
 from hf_mps.metrics import as_evaluate
 
 # What the examples of a release say that the libraries of today do not know; the flags of TrainingArguments besides.
@@ -108,7 +108,7 @@ def _names() -> Iterator[tuple[str, str, str]]:
 
 def _arguments() -> Iterator[tuple[str, str]]:
     yield "`use_auth_token=` of `from_pretrained` and `load_dataset`", "`token=` takes its place"
-    for task, columns in dataset_task.TASKS.items():
+    for task, columns in datasets.TASKS.items():
         yield f"`load_dataset(task={task!r})`", f"the columns become {_code(columns.values())}"
     yield "`map` that makes numbers of a csv's labels", "they stay numbers where pandas 3 reads texts as large strings"
     yield '`dataset.features["objects"].feature` of a column of dictionaries', "the features of the single rows"

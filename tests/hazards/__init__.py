@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from hf_mps.core.errors import UserError, nearest
-from hf_mps.layer.guards.numerics import products
+from hf_mps.layer import guards
 from hf_mps.metal.simulator import strictness
 from tests.hazards import device, results, sizes, versions
 from tests.hazards.kernels import host, kernels
@@ -40,7 +40,9 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "huge-embedding": results.huge_embedding,
     "large-k": lambda: strictness.on("large-k", "large-k-batched"),
     "sliced-products": lambda: _both(device.mac(macos="14.7"), strictness.on("sliced-products", "sliced-baddbmm")),
-    "expanded-operands": lambda: _both(device.mac(macos="27.0"), strictness.on(*products.EXPANDED_OPERANDS.faults)),
+    "expanded-operands": lambda: _both(
+        device.mac(macos="27.0"), strictness.on(*guards.get("expanded-operands").faults)
+    ),
     "linear-bias": lambda: strictness.on("row-bias", "many-rows-bias"),
     "linear-shapes": lambda: strictness.on("vector-weight", "deep-linear"),
     "dtype-copies": lambda: strictness.on("dtype-copies"),

@@ -68,8 +68,10 @@ def adaptive_max_pool() -> Iterator[None]:
     """pytorch#190064: one stride for all windows. The guard's kernel stands before the faulty one."""
     import torch
 
+    from hf_mps.layer import guards
     from hf_mps.layer.guards import kernel_overrides
-    from hf_mps.layer.guards.numerics.operators import ADAPTIVE_MAX_POOL as guard
+
+    guard = guards.get("adaptive-max-pool")
 
     def pooled(given: Any, sizes: Any) -> Any:
         steps = [size // wanted for size, wanted in zip(given.shape[-2:], sizes, strict=True)]

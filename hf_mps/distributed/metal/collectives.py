@@ -56,22 +56,14 @@ class HostSide:
         if tensor.layout == torch.strided and not tensor.is_conj() and not tensor.is_neg():
             with suppress(NotShared):
                 alias = host_alias(tensor)
-        if alias is None:
-            host = tensor.cpu() if read or tensor.is_sparse else _empty(tensor)
-            host = host if tensor.is_sparse else host.contiguous()
-            if written:
-                self._on_device.append(lambda: tensor.copy_(host))
-        elif alias.is_contiguous():
+        if alias is not None and alias.is_contiguous():
             return alias
-        else:
-            host = alias.contiguous() if read else _empty(tensor)
-            if written:
-                self._on_host.append(lambda: alias.copy_(host))
+        there = tensor if alias is None else alias
+        host = there.cpu() if read or there.is_sparse else torch.empty(there.shape, dtype=there.dtype)
+        host = host if there.is_sparse else host.contiguous()
+        if written:
+            (self._on_device if alias is None else self._on_host).append(lambda: there.copy_(host))
         return host
-
-
-def _empty(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 _NAMES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")

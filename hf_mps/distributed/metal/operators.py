@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup
 
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.metal import works
 from hf_mps.distributed.metal.collectives import HostSide, start
 from hf_mps.distributed.world import World
+from hf_mps.metal.operators.calls import tensors_of
 
 PROBED = "c10d::allreduce_"
 """The operator whose kernel for mps says that PyTorch has its own backend."""
@@ -84,7 +84,8 @@ class _Kernel:
         written: Any = next((arguments[name] for name in arguments if self._use(name)["written"]), [])
         ends_here = not arguments.get("async_op", True) or works.completing()
         finish = works.completed if ends_here else works.MetalWork
-        work = finish(what, started, side, _as_value(written)).boxed()
+        # The future of Gloo's own work has the tensors of a list of lists as one list too.
+        work = finish(what, started, side, tensors_of(written)).boxed()
         return (written, work) if self._returns_tensors else work
 
     def _use(self, argument: str) -> dict[str, bool]:
@@ -92,12 +93,3 @@ class _Kernel:
         if argument.startswith("input") or self._name in ("send", "barrier"):
             return {"read": True, "written": False}
         return {"read": not (argument.startswith("output") or self._name.startswith("recv")), "written": True}
-
-
-def _as_value(written: Any) -> list[Any]:
-    """Return the tensors as the future of Gloo's own work has them: of one list of lists, the inner list."""
-    if isinstance(written, Tensor):
-        return [written]
-    if len(written) == 1 and isinstance(written[0], list):
-        return list(written[0])
-    return list(written)

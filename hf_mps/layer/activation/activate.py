@@ -1,4 +1,7 @@
-"""Switches the layer on, once in a process, and can say everything that it switched on and why."""
+"""Switches the layer on, once in a process, and can say everything that it switched on and why.
+
+`start` is called at the end of `import torch`, where PyTorch's entry point comes (`hf_mps.autoload`).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class Activation:
         from hf_mps.metal.device import availability
 
         torch_itself = Part("torch.backends.mps.is_available", True, availability.REASON)
-        return [torch_itself, _fallback, _guards, _sentinels, _step, *_libraries()]
+        return [torch_itself, *(Part(name, *state) for name, state in _parts.items()), *_libraries()]
 
     def lines(self) -> list[str]:
         """Return the chosen device and each part, a line each. Probes Metal; raises what `device.choose` raises."""
@@ -43,15 +46,48 @@ class Activation:
 
 
 _on = False
-_fallback = Part("fallback", False, "this PyTorch has no Metal device")
-_guards = Part("guards", False, "this PyTorch has no Metal device")
-_sentinels = Part("sentinels", False, "this PyTorch has no Metal device")
-_step = Part("fused step", False, "scripts ask for it with HF_MPS_FUSED_STEP=1, recipes have it by fused_step")
+_parts = {
+    **dict.fromkeys(("fallback", "guards", "sentinels"), (False, "this PyTorch has no Metal device")),
+    "fused step": (False, "scripts ask for it with HF_MPS_FUSED_STEP=1, recipes have it by fused_step"),
+}
+"""Part -> whether it is on, and why."""
 
 
 def is_on() -> bool:
     """Return whether the layer was switched on in this process."""
     return _on
+
+
+def start() -> None:
+    """Load the simulated device where one is asked for and switch the layer on; whatever fails ends in one warning."""
+    try:
+        switch_on()
+    except Exception as error:
+        from hf_mps.core.errors import RunError, UserError
+        from hf_mps.core.notices import warn
+        from hf_mps.core.text import first_line, summary
+
+        told = first_line if isinstance(error, UserError | RunError) else summary
+        warn(f"hf_mps stays off: {told(error)}")
+
+
+def switch_on() -> None:
+    """Do what `start` does and raise whatever fails: UserError for a value of a variable that nobody knows."""
+    # Reading the variables costs a millisecond (difflib, for the nearest name), most programs set none.
+    if any(name.startswith("HF_MPS") for name in os.environ):
+        from hf_mps.core import settings
+
+        settings.refuse_unknown()
+        settings.device()
+        if not settings.enabled():
+            return
+        profile = settings.simulate()
+        if profile:
+            # Before anybody asks torch for Metal: PyTorch looks its hooks up once in a process.
+            from hf_mps.metal import simulator
+
+            simulator.load(profile)
+    activate()
 
 
 def activate() -> Activation:
@@ -113,31 +149,29 @@ def _asked(question: Callable[..., Any], *arguments: Any, says: str) -> tuple[An
 
 def _start_fallback(*, metal: bool) -> None:
     """Let operators without a Metal kernel run on the CPU; a value that nobody knows costs this part alone."""
-    global _fallback
     from hf_mps.core import settings
     from hf_mps.metal import fallback
 
     start = fallback.start if metal else settings.fallback
     mode, refused = _asked(start, says="hf_mps.metal.fallback stays off: {}")
     if refused:
-        _fallback = Part("fallback", False, refused)
+        _parts["fallback"] = False, refused
     elif metal:
         count = len(fallback.registered())
-        _fallback = Part("fallback", count > 0, f"{mode.reason}: {mode.value}; {count} operators run on the CPU")
+        _parts["fallback"] = count > 0, f"{mode.reason}: {mode.value}; {count} operators run on the CPU"
 
 
 def _fuse_steps(*, metal: bool) -> None:
     """Let a script's training steps launch less; a value that nobody knows costs this part alone."""
-    global _step
     from hf_mps.core import settings
 
     asked, refused = _asked(settings.fused_step, says="{}; training steps stay as they are")
     if refused:
-        _step = Part("fused step", False, refused)
+        _parts["fused step"] = False, refused
     elif asked and metal:
         from hf_mps.layer.fused_step import switch
 
-        _step = Part("fused step", True, f"HF_MPS_FUSED_STEP=1: {switch.for_scripts()}")
+        _parts["fused step"] = True, f"HF_MPS_FUSED_STEP=1: {switch.for_scripts()}"
 
 
 def _start_guards(*, metal: bool) -> None:
@@ -145,7 +179,6 @@ def _start_guards(*, metal: bool) -> None:
 
     A name that nobody knows switches nothing off.
     """
-    global _guards, _sentinels
     from hf_mps.layer.guards.catalogue import registry
 
     names = {kind: catalogue.names for kind, catalogue in registry().catalogues.items()}
@@ -154,12 +187,10 @@ def _start_guards(*, metal: bool) -> None:
         return
     registry().start(frozenset().union(*off.values()))
 
-    def part(kind: str, words: str) -> Part:
+    for kind, words in (("guard", "known hazards of Metal"), ("sentinel", "signs of a wrong training")):
         without = f", without {', '.join(sorted(off[kind]))}" if off[kind] else ""
         count = len(names[kind]) - len(off[kind])
-        return Part(f"{kind}s", True, f"{count} {words}{without}; hf_mps.guards.report() lists them")
-
-    _guards, _sentinels = part("guard", "known hazards of Metal"), part("sentinel", "signs of a wrong training")
+        _parts[f"{kind}s"] = True, f"{count} {words}{without}; hf_mps.guards.report() lists them"
 
 
 def _switched_off(kind: str, names: tuple[str, ...]) -> frozenset[str]:

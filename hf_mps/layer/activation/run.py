@@ -45,18 +45,23 @@ class Target:
 
 
 def resolve(argv: Sequence[str]) -> Target:
-    """Return what the command line `argv` asks to run; on other devices than Metal a launcher takes this process over.
+    """Return what the command line `argv` asks to run; of a launcher, of which accelerate's sets variables, its script.
 
-    Raises UserError as `plain` and `launched` do.
+    On other devices than Metal, or for several hosts, the launcher takes this process over. Raises UserError where that
+    is nothing that runs, for several processes on one Metal device and for what the launcher itself refuses.
     """
-    return launched(argv) if is_launcher(argv) else plain(argv)
-
-
-def plain(argv: Sequence[str]) -> Target:
-    """Return what a command line without a launcher asks to run. Raises UserError where that is nothing that runs."""
     words = list(argv)
     if words[:1] and Path(words[0]).name in ("python", "python3"):
         words.pop(0)
+    name, arguments = launcher(words)
+    if name:
+        from hf_mps.metal.device.choice import choose
+
+        device = choose()
+        if device.value != "mps" or (name == "accelerate" and "--cpu" in arguments):
+            why = "--cpu" if device.value == "mps" else str(device)
+            _become_launcher(name, arguments, f"the device is not Metal: {why}")
+        return _torchrun(arguments) if name == "torchrun" else _accelerate(arguments)
     if not words:
         raise UserError(f"run needs a script; {USAGE}")
     if words[0] == "-m":
@@ -68,31 +73,11 @@ def plain(argv: Sequence[str]) -> Target:
     return Target(words[0], tuple(words[1:]))
 
 
-def is_launcher(argv: Sequence[str]) -> bool:
-    """Return whether a command line begins with a launcher, by its command or with -m by its module."""
-    return _launcher(list(argv))[0] != ""
+def launcher(words: list[str]) -> tuple[str, list[str]]:
+    """Return the launcher that a command line begins with, "torchrun", "accelerate" or "", and its own command line.
 
-
-def launched(argv: Sequence[str]) -> Target:
-    """Return the script behind a launcher and set accelerate's variables; off Metal, or for hosts, become the launcher.
-
-    Raises UserError for several processes on one Metal device and for what the launcher itself refuses.
+    It is known by its command, or with -m by its module. Raises UserError for another command of accelerate's.
     """
-    from hf_mps.metal.device.choice import choose
-
-    name, arguments = _launcher(list(argv))
-    parse = _torchrun if name == "torchrun" else _accelerate
-    device = choose()
-    if device.value != "mps" or (name == "accelerate" and "--cpu" in arguments):
-        why = "--cpu" if device.value == "mps" else str(device)
-        _become_launcher(name, arguments, f"the device is not Metal: {why}")
-    return parse(arguments)
-
-
-def _launcher(words: list[str]) -> tuple[str, list[str]]:
-    """Return the launcher, "torchrun", "accelerate" or "", and its own command line."""
-    if words and Path(words[0]).name in ("python", "python3"):
-        words = words[1:]
     if words[:1] == ["-m"]:
         words = words[1:]
         named = words[:1]
@@ -207,11 +192,10 @@ def prepare(words: Sequence[str]) -> Target:
     """
     import torch  # noqa: F401  PyTorch's autoload, where it is on, switches the layer on from here
 
-    from hf_mps.layer.activation import autoload
-    from hf_mps.layer.activation.activate import is_on
+    from hf_mps.layer.activation import activate
 
-    if not is_on():
-        autoload.switch_on()
+    if not activate.is_on():
+        activate.switch_on()
     target = resolve(words)
     if not target.module and not Path(target.name).exists():
         raise UserError(f"no file {target.name} in {Path.cwd()}; {USAGE}")

@@ -5,7 +5,9 @@ A file says what replaced its names, tests whether the installed library still h
 
 from __future__ import annotations
 
-from hf_mps.core.import_hooks import Catalogue, of_files
+from functools import partial
+
+from hf_mps.core.import_hooks import Catalogue, of_file
 
 REASON = "names and arguments of older scripts work, each with one line of notice"
 
@@ -32,13 +34,12 @@ _FILES = {
         "transformers.optimization transformers.processing_utils transformers.trainer_pt_utils "
         "transformers.trainer_utils transformers.utils transformers.utils.hub"
     ),
-    "dataset_task": "datasets.load",
+    "datasets": "datasets.load datasets.table",
     "feature_extractors": "transformers.models.auto.feature_extraction_auto",
-    "large_strings": "datasets.table",
     "trainer": "transformers.trainer transformers.trainer_seq2seq",
     "training_arguments": "transformers.hf_argparser transformers.training_args",
 }
 _MODULES = sorted({module for modules in _FILES.values() for module in modules.split()})
 _AFTER = {module: " ".join(file for file, ms in _FILES.items() if module in ms.split()) for module in _MODULES}
 
-SHIMS = Catalogue("shim", _AFTER, "hf_mps.layer.compat.{}".format, of_files("shim", safe=False))
+SHIMS = Catalogue("shim", _AFTER, "hf_mps.layer.compat.{}".format, partial(of_file, kind="shim", safe=False))

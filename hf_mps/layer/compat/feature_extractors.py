@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from hf_mps.core.notices import asked_by_a_library, print_notice
-from hf_mps.core.patching import Put
-from hf_mps.layer.compat.auth_token import around
+from hf_mps.core.patching import Patch
 from hf_mps.layer.compat.names import FEATURE_EXTRACTORS
 
 
@@ -85,9 +84,9 @@ def __getattr__(name: str) -> type:
     return as_feature_extractor(getattr(transformers, FEATURE_EXTRACTORS[name]), name)
 
 
-def _read(stock: Callable[..., Any], name: Any, **kwargs: Any) -> Any:
+def _read(stock: Callable[..., Any], cls: Any, name: Any, **kwargs: Any) -> Any:
     try:
-        return stock(name, **kwargs)
+        return stock(cls, name, **kwargs)
     except (ValueError, OSError, AttributeError, TypeError, KeyError):
         processor = None
         if not asked_by_a_library():
@@ -103,7 +102,5 @@ def _read(stock: Callable[..., Any], name: Any, **kwargs: Any) -> Any:
 
 
 patches = {
-    "transformers.models.auto.feature_extraction_auto:AutoFeatureExtractor.from_pretrained": Put(
-        lambda method: around("feature_extractors", method, _read), own=True
-    )
+    "transformers.models.auto.feature_extraction_auto:AutoFeatureExtractor.from_pretrained": Patch(_read, own=True)
 }

@@ -14,8 +14,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
+import torch  # loaded already: the layer is switched on from there
+
 from hf_mps.core.notices import asked_by_a_library, print_notice
-from hf_mps.core.patching import MISSING, Patcher, Put
+from hf_mps.core.patching import MISSING, Give, Patcher, Put
 
 
 @dataclass(frozen=True)
@@ -91,24 +93,13 @@ def is_torch_tpu_available(check_device: bool = True) -> bool:
     return found
 
 
-class Repository:
-    """huggingface_hub.Repository, a git clone, can be imported and not made. Replaced by HfApi.upload_folder."""
+class _Gone:
+    """A class that is gone: an import or a table of models can name it, nobody can make one."""
+
+    words = "transformers.{0.__name__} is gone with transformers 5; in its place: transformers 4.56 or another model"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(
-            "huggingface_hub.Repository is gone with huggingface_hub 1.0; in its place: "
-            "HfApi().upload_folder(repo_id=…, folder_path=…), or leave --push_to_hub out"
-        )
-
-
-class _TransfoXL:
-    """A class of Transformer-XL, which transformers removed: a table of models can name it, nobody can make one."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        name = type(self).__name__
-        raise NotImplementedError(
-            f"transformers.{name} is gone with transformers 5; in its place: transformers 4.56 or another model"
-        )
+        raise NotImplementedError(self.words.format(type(self)))
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -116,12 +107,21 @@ class _TransfoXL:
         return cls()
 
 
-class TransfoXLLMHeadModel(_TransfoXL):
-    """Can be imported and not made."""
+class Repository(_Gone):
+    """huggingface_hub.Repository, a git clone. Replaced by HfApi.upload_folder."""
+
+    words = (
+        "huggingface_hub.Repository is gone with huggingface_hub 1.0; in its place: "
+        "HfApi().upload_folder(repo_id=…, folder_path=…), or leave --push_to_hub out"
+    )
 
 
-class TransfoXLTokenizer(_TransfoXL):
-    """Can be imported and not made."""
+class TransfoXLLMHeadModel(_Gone):
+    """A model of Transformer-XL, which transformers removed."""
+
+
+class TransfoXLTokenizer(_Gone):
+    """Its tokenizer."""
 
 
 @functools.cache
@@ -186,29 +186,22 @@ def _told(name: str, instead: str, thing: str) -> Callable[..., Any]:
     return call
 
 
-def _adamw(stock: Any) -> Any:
-    if stock is not MISSING:
-        return stock
-    import torch  # loaded already: the layer is switched on from there
+class AdamW(torch.optim.AdamW):
+    """torch.optim.AdamW with the arguments and defaults of transformers.AdamW."""
 
-    class AdamW(torch.optim.AdamW):
-        """torch.optim.AdamW with the arguments and defaults of transformers.AdamW."""
-
-        def __init__(
-            self,
-            params: Any,
-            lr: float = 1e-3,
-            betas: tuple[float, float] = (0.9, 0.999),
-            eps: float = 1e-6,
-            weight_decay: float = 0.0,
-            correct_bias: bool = True,
-            no_deprecation_warning: bool = False,
-        ) -> None:
-            without = "" if correct_bias else "; correct_bias=False is dropped, it always corrects"
-            print_notice(f"transformers.AdamW: torch.optim.AdamW takes its place{without}")
-            super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-
-    return AdamW
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        correct_bias: bool = True,
+        no_deprecation_warning: bool = False,
+    ) -> None:
+        without = "" if correct_bias else "; correct_bias=False is dropped, it always corrects"
+        print_notice(f"transformers.AdamW: torch.optim.AdamW takes its place{without}")
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
 
 # direct_transformers_import (transformers/utils/import_utils.py, 5.0 to 5.23) puts a second module object in the place
@@ -221,7 +214,7 @@ patches = {
     },
     # Needless where the module has the class, which went with transformers 4.50. The shim keeps that class's defaults.
     **{
-        f"{module}:AdamW": Put(_adamw, optional=True, after=_AGAIN.get(module, module))
+        f"{module}:AdamW": Give(AdamW, optional=True, after=_AGAIN.get(module, module))
         for module in ("transformers", "transformers.optimization")
     },
 }

@@ -144,9 +144,7 @@ def as_target_tokenizer(self: Any) -> Iterator[None]:
 
 
 def _switch(tokenizer: Any, mode: str) -> None:
-    switch = getattr(tokenizer, f"_switch_to_{mode}_mode", None)
-    if switch is not None:
-        switch()
+    getattr(tokenizer, f"_switch_to_{mode}_mode", lambda: None)()
 
 
 def build_inputs_with_special_tokens(

@@ -176,9 +176,8 @@ def _did_you_mean(parser: Any) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        text = str(error)
-        if "not used by the HfArgumentParser" in text:
-            error.args = (text + _nearest(text, parser),)
+        if "not used by the HfArgumentParser" in str(error):
+            error.args = (f"{error}{_nearest(str(error), parser)}",)
         raise
 
 
@@ -193,9 +192,8 @@ def _nearest(text: str, parser: Any) -> str:
     return ""
 
 
-_PARSER = {
+patches |= {
     "transformers.hf_argparser:HfArgumentParser.parse_known_args": _parse_known_args,
     "transformers.hf_argparser:HfArgumentParser.parse_args_into_dataclasses": _parse_args_into_dataclasses,
     "transformers.hf_argparser:HfArgumentParser.parse_dict": _parse_dict,
 }
-patches |= _PARSER

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hf_mps.core.patching import Around, Patch, Patcher
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 
 KEY = "AutogradMPS"
 
@@ -19,14 +19,15 @@ class AutogradKernel(Patch):
     """The target is a composite operator ("aten::dropout"), the method is called as `method(stock, *arguments)`.
 
     Whoever calls the operator meets it, torch's own C++ among them. `when(*arguments)` says which calls concern the
-    part, called as the dispatcher does, which leaves out what is the default; all others, and all of those that a
-    compiler or torch.func traces, go to what PyTorch makes of the operator. It stays for the rest of the process.
+    part, called with what the method is given too, as the dispatcher does, which leaves out what is the default; all
+    others, and all of those that a compiler or torch.func traces, go to what PyTorch makes of the operator. It stays
+    for the rest of the process.
     """
 
     way = "before the composite kernel of"
 
-    def __init__(self, method: Any, *, when: str) -> None:
-        super().__init__(method)
+    def __init__(self, method: Any, *given: Any, when: str) -> None:
+        super().__init__(method, *given)
         self.when = when
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
@@ -37,18 +38,14 @@ class AutogradKernel(Patch):
         owner.registered.add(target)
         operator = getattr(torch.ops.aten, target.removeprefix("aten::")).default
         stock = functools.partial(_composite, operator)
-        around = Around(owner, target, stock, self.ours(owner))
+        concerns = functools.partial(getattr(owner, self.when), *self.given)
+        around = Around(
+            owner, target, stock, self.ours(owner), lambda *args, **kwargs: runs(args[0]) and concerns(*args, **kwargs)
+        )
         owner.arounds.append(around)
-        ours, concerns = around.replacement(), owner.attribute(self.when)
-
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            if owner.on and runs(args[0]) and concerns(*args, **kwargs):
-                return ours(*args, **kwargs)
-            return stock(*args, **kwargs)
-
         # Not torch.library.Library, which remembers the name and refuses whoever registers a kernel there later.
         library: Any = torch._C._dispatch_library("IMPL", "aten", KEY, __file__)
-        library.impl(target.removeprefix("aten::"), KEY, kernel)
+        library.impl(target.removeprefix("aten::"), KEY, around.replacement())
         # A kernel lives as long as the library object that it was registered with.
         _libraries.append(library)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from hf_mps.core.patching import OriginalCall, Register
 from hf_mps.layer.fused_step import constants
 from hf_mps.layer.fused_step.autograd_kernels import runs
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 from hf_mps.layer.guards.platform import batches
 from hf_mps.metal.device import machine
 
@@ -50,19 +50,15 @@ class OneCopy(Part):
     def install(self, module: ModuleType) -> None:
         """Offer itself to the guard."""
         super().install(module)
-        batches.BATCH_WAITS.together = self._together
+        batches.BATCH_WAITS.together = lambda batch: self.safely(self._together, batch) or {}
 
     def _together(self, batch: Any) -> batches.Moved:
-        if "mps" not in self.devices or self.broken:
+        if "mps" not in self.devices:
             return {}
-        try:
-            moved = together([each for each in batches.tensors(batch) if batches.movable(each)], torch.device("mps"))
-            if moved:
-                self.acts()
-            return moved
-        except Exception as error:
-            self.failed(error)
-            return {}
+        moved = together([each for each in batches.tensors(batch) if batches.movable(each)], torch.device("mps"))
+        if moved:
+            self.acts()
+        return moved
 
 
 def together(sources: list[Tensor], device: torch.device) -> batches.Moved:

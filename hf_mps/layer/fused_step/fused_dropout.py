@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_mps.core.patching import OriginalCall
 from hf_mps.core.releases import torch_release
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 
 STOCK_FUSES = (2, 15)
 """The release whose own dropout takes that kernel on Metal (pytorch#195011)."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hf_mps.core.patching import OriginalCall, Patch, located
 from hf_mps.layer.fused_step.autograd_kernels import runs
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 from hf_mps.metal.device.no_modes import no_modes
 
 MODELS, MADE = "transformers.models.", "transformers.modeling_utils"
@@ -50,10 +50,12 @@ class ModelCode(Part):
                 if name.startswith(MODELS) and ".modeling_" in name:
                     self._look_through(model)
 
-    def wrapped(self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(
+        self, where: str, stock: Callable[..., Any], wrapper: Callable[..., Any], owner: Any = None
+    ) -> Callable[..., Any]:
         """A model is looked through as it is made even while the part is off, which may be switched on for it later."""
-        owner = SimpleNamespace(on=True, failed=self.failed) if wrapper == self._made else self
-        return self.answered(owner, where, stock, wrapper)
+        always = SimpleNamespace(on=True, failed=self.failed) if wrapper == self._made else None
+        return super().wrapped(where, stock, wrapper, owner or always)
 
     def around(self, place: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Also within what transformers puts around the layers that it checkpoints, which asks if it is outermost."""
@@ -76,7 +78,7 @@ class ModelCode(Part):
         for piece, method in self.shorter.items():
             for place, name in _named_alike(module, piece.partition(":")[2]):
                 if self.is_copy(vars(place)[name], piece):
-                    self.around(place, name, self.attribute(method))
+                    self.around(place, name, getattr(self, method))
 
     def trains(self, given: Any) -> bool:
         """Return whether a call computes with a tensor of a device that is ours, where gradients are wanted."""

@@ -18,10 +18,16 @@ from hf_mps.metal.training_kernels import norms, trial
 from hf_mps.metal.training_kernels.library import ordinary
 
 OPERATORS = {
-    "aten::layer_norm": AutogradKernel("_layer_norm", when="concerns_layer_norm"),
-    "aten::rms_norm": AutogradKernel("_rms_norm", when="concerns_rms_norm"),
+    f"aten::{name}": AutogradKernel("_operator", name, when="concerns_operator") for name in ("layer_norm", "rms_norm")
 }
 ROOT, OF_T5, JOINED = "llama.modeling_llama:LlamaRMSNorm", "t5.modeling_t5:T5LayerNorm", "bert.modeling_bert:BertOutput"
+
+
+def _bias_and_epsilon(name: str, given: Tensor, second: Any = None, third: Any = None, *_: Any) -> tuple[Any, float]:
+    """Return what a call of the operator has behind its weight: RMSNorm, which has no bias, an epsilon alone."""
+    if name == "layer_norm":
+        return second, 1e-5 if third is None else third
+    return None, torch.finfo(given.dtype).eps if second is None else second
 
 
 def _root(norm: Any, x: Tensor) -> Tensor:
@@ -124,17 +130,12 @@ class Norms(ModelCode):
             found.append(function(layer, given, *others, **(words if several > 3 else {})))
         return found
 
-    def concerns_layer_norm(
-        self, given: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, *_: Any
+    def concerns_operator(
+        self, name: str, given: Tensor, shape: list[int], weight: Tensor | None = None, *rest: Any
     ) -> bool:
         """Return whether the kernel computes such a call, which autograd will ask for gradients of."""
-        return weight is not None and len(shape) == 1 and self._ours("layer-norm", given, weight, bias)
-
-    def concerns_rms_norm(
-        self, given: Tensor, shape: list[int], weight: Tensor | None = None, epsilon: float | None = None
-    ) -> bool:
-        """Return whether the kernel computes such a call, which autograd will ask for gradients of."""
-        return weight is not None and len(shape) == 1 and self._ours("rms-norm", given, weight)
+        bias, _ = _bias_and_epsilon(name, given, *rest)
+        return weight is not None and len(shape) == 1 and self._ours(name.replace("_", "-"), given, weight, bias)
 
     def _ours(self, kernel: str, given: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         there = [each for each in (given, weight, bias) if each is not None]
@@ -143,25 +144,12 @@ class Norms(ModelCode):
         fits = learns and weight.shape == given.shape[-1:] and weight.numel() <= norms.WIDEST
         return fits and given.device.type in self.devices and ordinary(*there) and trial.may_act(kernel)
 
-    def _layer_norm(
-        self,
-        stock: OriginalCall,
-        given: Tensor,
-        shape: list[int],
-        weight: Tensor,
-        bias: Tensor | None = None,
-        epsilon: float = 1e-5,
-        cudnn: bool = True,
+    def _operator(
+        self, name: str, stock: OriginalCall, given: Tensor, shape: list[int], weight: Tensor, *rest: Any
     ) -> Tensor:
         self.acts()
-        return cast(Tensor, stock.foreign(norms.normed, "layer_norm", epsilon, given, weight, bias)[0])
-
-    def _rms_norm(
-        self, stock: OriginalCall, given: Tensor, shape: list[int], weight: Tensor, epsilon: float | None = None
-    ) -> Tensor:
-        self.acts()
-        least = torch.finfo(given.dtype).eps if epsilon is None else epsilon
-        return cast(Tensor, stock.foreign(norms.normed, "rms_norm", least, given, weight)[0])
+        bias, epsilon = _bias_and_epsilon(name, given, *rest)
+        return cast(Tensor, stock.foreign(norms.normed, name, epsilon, given, weight, bias)[0])
 
     def _written_out(self, stock: OriginalCall, module: Any, hidden: Tensor) -> Tensor:
         if not (runs(hidden) and self._ours("rms-norm", hidden, module.weight)):

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING
-
 from hf_mps.core.import_hooks import Catalogue
+from hf_mps.core.registry import registry_of
 
-if TYPE_CHECKING:
-    from hf_mps.core.registry import Registry
-
-_BATCHES = ("one-copy", "loss-scalars", "padding-masks")
-
-
-def _home(name: str) -> str:
-    file = "batch_parts" if name in _BATCHES else name.replace("-", "_")
-    return f"hf_mps.layer.fused_step.{file}"
-
+# Files with several parts; each of the others is called as its part is.
+_FILES = {
+    **dict.fromkeys(("one-copy", "loss-scalars", "padding-masks"), "batch_parts"),
+    **dict.fromkeys(("decoder-pieces", "fixed-positions"), "decoder"),
+    **dict.fromkeys(("gradient-clip", "fused-optimizer"), "optimizer"),
+}
 
 # Module -> the parts that patch something in it. The header has their words in this order.
 PARTS = Catalogue(
@@ -28,14 +22,8 @@ PARTS = Catalogue(
         "transformers.modeling_utils": "activations joint-projections norms decoder-pieces fixed-positions",
         "transformers.masking_utils": "padding-masks",
     },
-    _home,
+    lambda name: f"hf_mps.layer.fused_step.{_FILES.get(name, name.replace('-', '_'))}",
     lambda module, name: getattr(module, name.upper().replace("-", "_")),
 )
-
-
-@cache
-def registry() -> Registry:
-    """Return all parts of this process; made when it is first asked for, as few programs fuse their steps."""
-    from hf_mps.core.registry import Registry
-
-    return Registry(PARTS)
+registry = registry_of(PARTS)
+"""Returns all parts of this process."""

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.fused_step import constants, spans
 from hf_mps.layer.fused_step.autograd_kernels import AutogradKernel
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
 from hf_mps.layer.guards.platform import batches
 from hf_mps.metal.device.no_modes import no_modes
 from hf_mps.metal.training_kernels import attention, trial
@@ -210,6 +210,19 @@ KEPT = 2**22
 """Elements of a causal mask up to which it is kept: 16 MiB."""
 
 
+class Asked(NamedTuple):
+    """The arguments of `scaled_dot_product_attention`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None = None
+    dropout: float = 0.0
+    causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
 class ShortAttention(Part):
     """Stands before `scaled_dot_product_attention` where that trains on Metal without its own kernel.
 
@@ -233,19 +246,9 @@ class ShortAttention(Part):
         asked = getattr(getattr(model, "config", None), "_attn_implementation", None)
         return self.what if asked == "sdpa" else ""
 
-    def concerns_call(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        dropout: float = 0.0,
-        causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> bool:
+    def concerns_call(self, *args: Any, **named: Any) -> bool:
         """Whether it trains, on a device that is ours, with as many heads of each and at most a mask of bools."""
+        query, key, value, mask, dropout, causal, scale, enable_gqa = Asked(*args, **named)
         tensors = (query, key, value)
         return (
             query.device.type in self.devices
@@ -264,18 +267,8 @@ class ShortAttention(Part):
             and (mask is None or (not causal and _is_ours(mask, query, key)))
         )
 
-    def _attended(
-        self,
-        stock: OriginalCall,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        dropout: float = 0.0,
-        causal: bool = False,
-        **named: Any,
-    ) -> Tensor:
-        scale = named.get("scale")
+    def _attended(self, stock: OriginalCall, *args: Any, **named: Any) -> Tensor:
+        query, key, value, mask, dropout, causal, scale, _ = Asked(*args, **named)
         scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
         self.acts()
         # Hooks for what autograd keeps are the program's: checkpointing ends a replay by an error in one.

@@ -159,11 +159,8 @@ def _brought_together(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Return the buffer in which the tensors lie from now on."""
     with torch.no_grad():
         found = torch.cat([each.view(-1) for each in tensors])
-        storage, offset = found.untyped_storage(), 0
-        for each in tensors:
-            size = each.numel()
-            each.set_(storage, offset, each.shape, each.stride())
-            offset += size
+        for each, part in zip(tensors, pieces(found, [each.numel() for each in tensors], 0), strict=True):
+            each.set_(part.untyped_storage(), int(part.storage_offset()), each.shape, each.stride())
     return found
 
 

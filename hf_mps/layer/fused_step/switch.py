@@ -1,4 +1,7 @@
-"""Who has the steps fused: a script by HF_MPS_FUSED_STEP=1, for good; a recipe by its plan, while it trains."""
+"""What the parts of a fused step have in common, and who switches them on.
+
+A script does by HF_MPS_FUSED_STEP=1, for good; a recipe by its plan, while it trains.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,64 @@ import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
-from hf_mps.core import settings
+from hf_mps.core import notices, settings
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.core.patching import Fallible
 from hf_mps.layer.fused_step.parts import PARTS, registry
 
 OFF = "off"
 REASON = "a small operation takes longer to start than to compute"
 PLAIN = "fused_step=false launches as the plain Trainer does"
+
+
+class Part(Fallible):
+    """One way in which a step launches less; a subclass has the sentences about it, its `patches` and its `words`.
+
+    It acts only on tensors of `devices`, the device types for which it is switched on
+    (`hf_mps.layer.fused_step.switch`). The numbers of a step stay within rounding of stock's, and so do the draws'
+    distributions; a part says in `what` which of them it changes.
+    """
+
+    kind, title = "step", "the fused step's {0.name}"
+    what: str
+    """What it changes in a step, as the header and the line for scripts say it."""
+    why: str
+    """What that saves."""
+
+    devices: frozenset[str] = frozenset()
+    line = ""
+    by_script = False
+
+    @property
+    def on(self) -> bool:
+        """Return whether it may act on any device."""
+        return bool(self.devices) and super().on
+
+    def pays(self, device_type: str) -> str:
+        """Return why it saves time on a device of that type; empty where it does not."""
+        return self.why if device_type == "mps" else ""
+
+    def words(self, model: Any, device_type: str) -> str:
+        """Return what it will do in a training of `model`; empty where that has nothing for it."""
+        return self.what
+
+    def acts(self) -> None:
+        """To be called where it acts: a script that asked for it by a variable is told once what that changes."""
+        if self.line:
+            notices.print_notice(self.line)
+            self.line = ""
+
+    def unknown(self, module: ModuleType, error: Exception) -> None:
+        """This version of the library is not known: that costs this part alone."""
+        self.broken = True
+        notices.print_notice(
+            f"the fused step's {self.name} does not know this version of {module.__name__}"
+            f" ({type(error).__name__}: {error}); it is disabled; training continues"
+        )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, ModuleType
@@ -12,8 +11,7 @@ from typing import Any
 
 from hf_mps.core import notices
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import Notice
-from hf_mps.core.patching import REFUSALS, Patch, Patcher, described, is_late
+from hf_mps.core.patching import Fallible, Patch
 from hf_mps.metal.device import faults
 from hf_mps.metal.device.no_modes import no_modes
 
@@ -34,36 +32,22 @@ def tried(wrong: bool, faulty: str, right: str) -> Choice[bool]:
     return Choice(wrong, f"{TRIED}: {faulty if wrong else right}")
 
 
-def first(method: str, **settings: Any) -> Patch:
-    """Have `method(*arguments)` called before the library's function, whose result stands; as a patch."""
-
-    def through(ours: Callable[..., Any]) -> Callable[..., Any]:
-        # Under the method's name, by which whoever lists the wrappers around a function knows it.
-        @functools.wraps(ours)
-        def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            ours(*args, **kwargs)
-            return stock(*args, **kwargs)
-
-        return called
-
-    return Patch(method, through=through, **settings)
+def _before(ours: Callable[..., Any], stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    ours(*args, **kwargs)
+    return stock(*args, **kwargs)
 
 
-def then(method: str, **settings: Any) -> Patch:
-    """Have `method(*arguments)` called once the library's function is through, whose result stands; as a patch."""
-
-    def through(ours: Callable[..., Any]) -> Callable[..., Any]:
-        def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = stock(*args, **kwargs)
-            ours(*args, **kwargs)
-            return result
-
-        return called
-
-    return Patch(method, through=through, **settings)
+def _behind(ours: Callable[..., Any], stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = stock(*args, **kwargs)
+    ours(*args, **kwargs)
+    return result
 
 
-class Safeguard(Patcher):
+first, then = functools.partial(Patch, through=_before), functools.partial(Patch, through=_behind)
+"""Have `method(*arguments)` called before the library's function, or once that is through; its result stands."""
+
+
+class Safeguard(Fallible):
     """A guard or a sentinel: it has a name, can be switched off or suspended, and counts and reports what it did.
 
     A subclass has the sentences about it, its `patches`, and the way in which it reports.
@@ -80,8 +64,6 @@ class Safeguard(Patcher):
         super().__init__()
         self.off_by_user = False
         self.suspended = 0
-        self.broken = False
-        self.failure: str | None = None
         self.times = 0
         self.lines: list[str] = []
         self.reset()
@@ -89,17 +71,13 @@ class Safeguard(Patcher):
     def reset(self) -> None:
         """Set what it knows of trainings to what it is before the first; called where it is made, and by `forget`."""
 
-    def say(self, line: str) -> None:
-        """Tell the user, in the words of its kind."""
-        raise NotImplementedError
-
     def switched(self, on: bool) -> None:
         """Called when it is suspended or resumed; for those that leave more than wrappers behind."""
 
     @property
     def on(self) -> bool:
         """Return whether it may act: it is not switched off by the user, not suspended, not broken."""
-        return not self.off_by_user and not self.suspended and not self.broken
+        return super().on and not self.off_by_user and not self.suspended
 
     @contextmanager
     def left_alone(self) -> Iterator[None]:
@@ -117,36 +95,6 @@ class Safeguard(Patcher):
         if self.broken:
             self.broken, self.failure = False, None
         self.reset()
-
-    def safely(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function while it is on; return its result, or None where that fails."""
-        if not self.on:
-            return None
-        try:
-            return function(*args)
-        except REFUSALS:
-            raise
-        except Exception as error:
-            if is_late(error):
-                raise
-            self.failed(error)
-            return None
-
-    def failed(self, error: Exception) -> None:
-        """Switch itself off for the rest of the process and say so, once: a fault of ours is not the user's.
-
-        What it left in a library stays (`switched` is not called): something may be in the midst of using it.
-        """
-        if self.broken:
-            return
-        self.broken = True
-        self.failure = f"failed: {described(error)}"
-        line = f"the {self.kind} {self.name} {self.failure}; it is disabled for this process; training continues"
-        try:
-            self.say(line)
-        # Where this program turns warnings into errors the line is printed.
-        except Notice:
-            print(f"hf_mps: {line}", file=sys.stderr)
 
     def acted(self, line: str, *, aloud: bool = True) -> None:
         """Count an action and report it in one line; each distinct line is reported once.
@@ -195,6 +143,8 @@ class Guard(Safeguard):
     """
 
     kind = "guard"
+    always = ""
+    """Why its fault is there wherever it is armed, for those whose fault nothing can tell."""
     untried = ""
     """Why no trial on the device can show its faults: "a trial would take 8 GB"."""
     trying = 0
@@ -229,6 +179,8 @@ class Guard(Safeguard):
 
     def applies(self) -> Choice[bool]:
         """Return whether the fault is there and how that is known: by this Mac and torch, then by a trial."""
+        if self.always:
+            return Choice(True, self.always)
         found = faults.here(*self.faults)
         if found.value and self.untried:
             return Choice(True, f"{found.reason}; {self.untried}")
@@ -246,19 +198,15 @@ class Guard(Safeguard):
     def verdict(self) -> Choice[bool]:
         """Return what `applies` found, asked on the first call."""
         if self._verdict is None:
-            self._verdict = self._tried(self.applies)
+            self._verdict = self.tried(self.applies)
         return self._verdict
 
-    def tried(self) -> Choice[bool]:
-        """Return what `trial` finds now, for those who want to know the device; the verdict stays as it is."""
-        return self._tried(self.trial)
-
-    @staticmethod
-    def _tried(look: Callable[[], Choice[bool]]) -> Choice[bool]:
+    def tried(self, look: Callable[[], Choice[bool]] | None = None) -> Choice[bool]:
+        """Return what `trial`, or `look`, finds now, for those who want to know the device; the verdict stays."""
         Guard.trying += 1
         try:
             with no_modes():
-                return look()
+                return (look or self.trial)()
         finally:
             Guard.trying -= 1
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 from hf_mps.core.import_hooks import Catalogue
+from hf_mps.core.registry import registry_of
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from hf_mps.core.registry import Registry
     from hf_mps.layer.guards.base import Safeguard
 
 # Module -> the guards that patch something in it; torch is patched when the layer is switched on, the others once they
@@ -112,11 +111,5 @@ SENTINELS = Catalogue(
     _written,
     shared=("stream",),
 )
-
-
-@cache
-def registry() -> Registry:
-    """Return all guards and sentinels of this process; every `import torch` loads this file, few have any armed."""
-    from hf_mps.core.registry import Registry
-
-    return Registry(GUARDS, SENTINELS)
+registry = registry_of(GUARDS, SENTINELS)
+"""Returns all guards and sentinels of this process."""

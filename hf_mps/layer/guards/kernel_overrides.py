@@ -11,7 +11,7 @@ import torch
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.notices import overriding
-from hf_mps.core.patching import Around, Patch, Patcher
+from hf_mps.core.patching import Around, OriginalCall, Patch, Patcher
 from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.metal.device.faults import possible
 from hf_mps.metal.operators.dispatcher import registered_kernel
@@ -27,11 +27,8 @@ class Tried(Guard):
 
     given = ""
     """What its operators are given in the trial: "permuted tensors"."""
-
-    def __init__(self, trials: Mapping[str, Callable[[], bool]] | None = None) -> None:
-        """`trials` says for each operator, when it is called, whether the device is right."""
-        super().__init__()
-        self._trials = trials or {}
+    trials: Mapping[str, Callable[[], bool]] = {}
+    """What says for each operator, when it is called, whether the device is right."""
 
     def reset(self) -> None:
         """Also what the trial found."""
@@ -41,18 +38,11 @@ class Tried(Guard):
     def trial(self) -> Choice[bool]:
         """Return whether one of the operators is wrong."""
         with self.left_alone():
-            self._wrong = frozenset(name for name, right in self._trials.items() if not right())
-        named = ", ".join(name for name in self._trials if not self._wrong or name in self._wrong)
+            self._wrong = frozenset(name for name, right in self.trials.items() if not right())
+        named = ", ".join(name for name in self.trials if not self._wrong or name in self._wrong)
         differ = "differs" if len(self._wrong) == 1 else "differ"
         faulty = f"{named} {differ} from the CPU on {self.given}"
         return tried(bool(self._wrong), faulty, f"{named} are right on {self.given}")
-
-    def while_needed(self, ours: Function, stock: Function, *args: Any, **kwargs: Any) -> Any:
-        """Return what `ours` makes of a call; where the trial found the device right, its kernels are left alone."""
-        if self.needed:
-            return ours(stock, *args, **kwargs)
-        self.release()
-        return stock(*args, **kwargs)
 
     def forget(self) -> None:
         """Also put back the kernels that the trial took away."""
@@ -65,16 +55,23 @@ class Kernel(Patch):
     """A kernel of a guard's before the device's: the target is "aten::mm", the method is called below autograd.
 
     A call for which `when(*arguments)` is false goes to the device's at once, at the price of that question. One that
-    is not to stay is taken away again by `Guard.release`. With `faults` it is armed only where one of them may be.
+    `says` what it does is called only where the fault is there, and counts. What is not to stay is taken away again by
+    `Guard.release`. With `faults` it is armed only where one of them may be.
     """
 
     way = "before the kernel of"
 
     def __init__(
-        self, method: Any, *given: Any, when: Function | None = None, late: bool = False, faults: tuple[str, ...] = ()
+        self,
+        method: Any,
+        *given: Any,
+        when: Function | None = None,
+        says: str = "",
+        faults: tuple[str, ...] = (),
+        **settings: Any,
     ) -> None:
-        super().__init__(method, *given, where=(lambda: possible(*faults)) if faults else None, late=late)
-        self.when, self.faults = when, faults
+        self.when, self.says, self.faults = when, says, faults
+        super().__init__(method, *given, where=(lambda: possible(*faults)) if faults else None, **settings)
 
     def arm(self, owner: Patcher, target: str, module: ModuleType | None) -> None:
         """Put it there, unless it is; `Guard.release` takes it away."""
@@ -82,29 +79,23 @@ class Kernel(Patch):
         if target not in owner.kernels:
             name = target.removeprefix("aten::")
             ours = self.ours(owner)
-            ours = partial(owner.while_needed, ours) if isinstance(owner, Tried) else ours
+            ours = partial(_while_needed, owner, self.says, ours) if self.says or isinstance(owner, Tried) else ours
             owner.kernels[target] = before(owner, name, ours, when=self.when)
 
 
-class _Asked(Around):
-    """An Around whose wrapper is called only where `when(*arguments)` says so."""
+def _while_needed(guard: Guard, says: str, ours: Function, stock: Function, *args: Any, **kwargs: Any) -> Any:
+    if guard.needed:
+        if says:
+            guard.acted(says, aloud=False)
+        return ours(stock, *args, **kwargs)
+    if isinstance(guard, Tried):  # the device is right, and its kernels are left alone
+        guard.release()
+    return stock(*args, **kwargs)
 
-    def __init__(self, owner: Guard, place: str, stock: Function, wrapper: Function, when: Function) -> None:
-        super().__init__(owner, place, stock, wrapper)
-        self.when = when
 
-    def replacement(self) -> Function:
-        below, ours, owner = self.stock, super().replacement(), self.owner
-
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            try:
-                concerned = owner.on and self.when(*args, **kwargs)
-            except Exception as error:
-                owner.failed(error)
-                concerned = False
-            return ours(*args, **kwargs) if concerned else below(*args, **kwargs)
-
-        return asked
+def in_place_of(function: Function, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
+    """Call a function in the kernel's place; what it raises is the device's. For `Patch.through`."""
+    return stock.foreign(function, *args, **kwargs)
 
 
 class _Place:
@@ -153,8 +144,7 @@ def before(guard: Guard, name: str, wrapper: Function, *, when: Function | None 
     if name not in _places:
         _places[name] = _Place(name)
     place = _places[name]
-    named = guard, f"aten::{name}", place.stock, wrapper
-    around = Around(*named) if when is None else _Asked(*named, when)
+    around = Around(guard, f"aten::{name}", place.stock, wrapper, when)
     lists = place.layers, guard.arounds
     for each in lists:
         each.append(around)

@@ -9,7 +9,7 @@ from typing import Any
 from hf_mps.core.text import aligned
 from hf_mps.layer.guards.base import Guard
 from hf_mps.layer.guards.catalogue import GUARDS, registry
-from hf_mps.layer.guards.sentinels.base import Sentinel
+from hf_mps.layer.guards.sentinels.stream import Sentinel
 from hf_mps.metal.device.choice import metal
 
 start, get = registry().start, registry().get

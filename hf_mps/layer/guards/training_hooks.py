@@ -25,18 +25,15 @@ def parameters(method: str, *, frozen: bool = False, lightning: bool = False) ->
     def after(given: Callable[..., Iterable[Any]]) -> Patch:
         """Show what `given(*arguments)` yields once the library's function is through."""
 
-        def through(look: Callable[[list[Any]], None]) -> Callable[..., Any]:
-            def called(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                result = stock(*args, **kwargs)
-                trained = (each for each in given(*args, **kwargs) if frozen or each.requires_grad)
-                there = [each for each in trained if each.device.type == "mps"]
-                if there and not Guard.trying:
-                    look(there)
-                return result
+        def called(look: Callable[[list[Any]], None], stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            result = stock(*args, **kwargs)
+            trained = (each for each in given(*args, **kwargs) if frozen or each.requires_grad)
+            there = [each for each in trained if each.device.type == "mps"]
+            if there and not Guard.trying:
+                look(there)
+            return result
 
-            return called
-
-        return Patch(method, through=through)
+        return Patch(method, through=called)
 
     def in_groups(optimizer: Any, *_: Any, **__: Any) -> Iterable[Any]:
         return (parameter for group in optimizer.param_groups for parameter in group["params"])
@@ -57,18 +54,15 @@ def after_steps(method: str) -> Patches:
     The hook stays, as none can take itself away while others are called; whether the guard is on is asked each time.
     """
 
-    def through(ours: Any) -> Callable[..., None]:
-        def stepped(optimizer: Any, *_: Any) -> None:
-            from torch.compiler import is_compiling
+    def stepped(ours: Any, optimizer: Any, *_: Any) -> None:
+        from torch.compiler import is_compiling
 
-            first = next((each for group in optimizer.param_groups for each in group["params"]), None)
-            if first is not None and first.device.type == "mps" and not Guard.trying and not is_compiling():
-                # torch calls a hook itself: nothing else catches a fault of ours here.
-                ours.__self__.safely(ours)
+        first = next((each for group in optimizer.param_groups for each in group["params"]), None)
+        if first is not None and first.device.type == "mps" and not Guard.trying and not is_compiling():
+            # torch calls a hook itself: nothing else catches a fault of ours here.
+            ours.__self__.safely(ours)
 
-        return stepped
-
-    return {STEPPED: Register(method, through=through)}
+    return {STEPPED: Register(method, through=stepped)}
 
 
 def batches(method: str) -> Patches:
@@ -96,17 +90,14 @@ def _at_moves(method: str, moved: Callable[..., Any]) -> Patches:
     def at(place: int, device: Callable[..., str], **settings: Any) -> Patch:
         """Around a function whose argument number `place` is the batch, and that moves it to `device(*arguments)`."""
 
-        def through(ours: Callable[..., Any]) -> Callable[..., Any]:
-            def moving(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                # A batch that was given by name is moved as stock does.
-                if len(args) <= place or device(*args, **kwargs) != "mps":
-                    return stock(*args, **kwargs)
-                before, behind = args[:place], args[place + 1 :]
-                return moved(ours, lambda given: stock(*before, given, *behind, **kwargs), args[place])
+        def moving(ours: Callable[..., Any], stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            # A batch that was given by name is moved as stock does.
+            if len(args) <= place or device(*args, **kwargs) != "mps":
+                return stock(*args, **kwargs)
+            before, behind = args[:place], args[place + 1 :]
+            return moved(ours, lambda given: stock(*before, given, *behind, **kwargs), args[place])
 
-            return moving
-
-        return Patch(method, through=through, **settings)
+        return Patch(method, through=moving, **settings)
 
     def sent(batch: Any, device: Any = None, *_: Any, **__: Any) -> str:
         return str(getattr(device, "type", str(device).partition(":")[0]))

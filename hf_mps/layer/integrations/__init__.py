@@ -7,20 +7,19 @@ at once where it was imported before. `declared()` lists every patch of the whol
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cache
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hf_mps.core import import_hooks
-from hf_mps.core.import_hooks import Catalogue, of_files
+from hf_mps.core.import_hooks import Catalogue, of_file
+from hf_mps.core.registry import registry_of
 from hf_mps.layer import compat
 from hf_mps.layer.fused_step import parts
 from hf_mps.layer.guards import catalogue
 
 if TYPE_CHECKING:
     from hf_mps.core.patching import Declaration, Patcher
-    from hf_mps.core.registry import Registry
-
 
 INTEGRATIONS = Catalogue(
     "integration",
@@ -44,18 +43,14 @@ INTEGRATIONS = Catalogue(
         "bitsandbytes._ops": "compiler",
     },
     "hf_mps.layer.integrations.{}".format,
-    of_files("integration", safe=True),
+    partial(of_file, kind="integration", safe=True),
 )
 PATCHERS = {"guards": catalogue.GUARDS, "sentinels": catalogue.SENTINELS, "step": parts.PARTS, "shims": compat.SHIMS}
 """What else patches libraries, in this order after the integrations."""
 
 
-@cache
-def registry() -> Registry:
-    """Return all integrations and shims of this process."""
-    from hf_mps.core.registry import Registry
-
-    return Registry(INTEGRATIONS, compat.SHIMS, started=True)
+registry = registry_of(INTEGRATIONS, compat.SHIMS, started=True)
+"""Returns all integrations and shims of this process."""
 
 
 def table() -> dict[str, tuple[str, ...]]:
@@ -84,7 +79,7 @@ def _arm(module: ModuleType, who: str) -> None:
 
 def reason(who: str) -> str:
     """Return why an integration, or the shims, are on, in a sentence."""
-    return compat.REASON if who == "shims" else str(registry().get(who).attribute("REASON"))
+    return compat.REASON if who == "shims" else str(registry().get(who).home.REASON)
 
 
 def declared() -> list[Declaration]:

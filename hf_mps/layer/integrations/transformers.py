@@ -25,15 +25,10 @@ def concerns(training_args: ModuleType) -> bool:
     return True
 
 
-def _asked_at_import(stock: bool) -> bool:
-    # Decided while that module was imported, maybe before this layer was on.
-    return metal().value
-
-
 patches = {
     "transformers.training_args:TrainingArguments.__post_init__": "_post_init",
     "transformers.integrations.sdpa_attention:_is_torch_mps_available": Put(
-        _asked_at_import,
+        lambda stock: metal().value,  # decided while that module was imported, maybe before this layer was on
         after="transformers.training_args",
         optional=True,
         where=lambda: "transformers.integrations.sdpa_attention" in sys.modules,

@@ -14,7 +14,7 @@ from hf_mps.finetune.tasks import Task
 
 PACKAGE = Path(hf_mps.__file__).parent
 # `rerank` is a metric too, and datasets names its own tasks (`load_dataset(…, task=…)`).
-OTHERS = {"metrics/table.py", "metrics/selection.py", "finetune/models/reranking.py", "layer/compat/dataset_task.py"}
+OTHERS = {"metrics/table.py", "metrics/selection.py", "finetune/models/reranking.py", "layer/compat/datasets.py"}
 
 
 def test_no_file_outside_tasks_names_a_task() -> None:

@@ -111,7 +111,7 @@ def test_a_module_runs_as_with_python_m(run_python, tmp_path: Path) -> None:
     ],
 )
 def test_a_command_line_without_a_target_is_refused(argv: list[str], said: str) -> None:
-    assert refusal(run.plain, argv).startswith(said)
+    assert refusal(run.resolve, argv).startswith(said)
 
 
 def test_a_missing_file_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -122,17 +122,17 @@ def test_a_missing_file_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixtur
 
 
 def test_the_word_python_before_a_script_is_understood() -> None:
-    assert run.plain(["python", "a.py", "--b"]) == run.Target("a.py", ("--b",))
-    assert run.plain(["python3", "-m", "a.b"]) == run.Target("a.b", (), module=True)
+    assert run.resolve(["python", "a.py", "--b"]) == run.Target("a.py", ("--b",))
+    assert run.resolve(["python3", "-m", "a.b"]) == run.Target("a.b", (), module=True)
 
 
 def test_launchers_are_known_by_command_and_by_module(tmp_path: Path) -> None:
     for argv in (["torchrun"], ["-m", "torch.distributed.run"], ["accelerate", "launch"], ["/opt/bin/torchrun"]):
-        assert run.is_launcher([*argv, "x.py"])
-    assert not run.is_launcher(["x.py", "torchrun"])
-    assert not run.is_launcher(["-m", "x", "accelerate"])
+        assert run.launcher([*argv, "x.py"])[0]
+    assert not run.launcher(["x.py", "torchrun"])[0]
+    assert not run.launcher(["-m", "x", "accelerate"])[0]
     with pytest.raises(UserError, match=r"run knows `accelerate launch`, not `accelerate config`"):
-        run.is_launcher(["accelerate", "config"])
+        run.launcher(["accelerate", "config"])
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ def test_one_process_on_each_of_several_hosts_is_the_launcher_s_own(
 
     monkeypatch.setattr("os.execv", execv)
     with pytest.raises(SystemExit):
-        run.launched(argv)
+        run.resolve(argv)
     assert [words[3:] for words in became] == [started]
     assert "hosts with a Metal device each" in capsys.readouterr().err
 
 
 def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run.launched(["torchrun", "--nproc-per-node=1", "--standalone", "train.py", "--nproc_per_node", "4"])
+    found = run.resolve(["torchrun", "--nproc-per-node=1", "--standalone", "train.py", "--nproc_per_node", "4"])
     assert found == run.Target("train.py", ("--nproc_per_node", "4"))
-    found = run.launched(["torchrun", "--nproc_per_node", "gpu", "-m", "pkg.train", "--x"])
+    found = run.resolve(["torchrun", "--nproc_per_node", "gpu", "-m", "pkg.train", "--x"])
     assert found == run.Target("pkg.train", ("--x",), module=True)
     assert "torchrun: one process on the one Metal device, this one: train.py runs" in capsys.readouterr().err
 
@@ -184,7 +184,7 @@ def test_torchrun_with_one_process_is_this_process(capsys: pytest.CaptureFixture
     ],
 )
 def test_several_processes_on_one_metal_device_are_refused(argv: list[str], said: str) -> None:
-    assert refusal(run.launched, argv).startswith(said)
+    assert refusal(run.resolve, argv).startswith(said)
 
 
 PRECISION = (

@@ -18,7 +18,8 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, PreTrainedTokenizerFast, T5Config, ViTConfig
 
-from hf_mps.layer.compat import dataset_task, objects
+from hf_mps.layer.compat import datasets as rows
+from hf_mps.layer.compat import objects
 from tests.layer.compat.arming import arm
 
 SPECIAL = {
@@ -230,9 +231,11 @@ def test_a_library_that_has_the_methods_keeps_its_own() -> None:
     library = ModuleType("library")
     library.PreTrainedTokenizerBase = library.ProcessorMixin = library.PreTrainedConfig = Own  # type: ignore[attr-defined]
     library.load_dataset = lambda path, task=None: task  # type: ignore[attr-defined]
-    for shim in (objects, dataset_task):
+    for shim in (objects, rows):
         for module in dict.fromkeys(target.partition(":")[0] for target in shim.patches):
-            if not module.endswith(("modeling_utils", "generation.utils", "integration_utils", "features.features")):
+            if not module.endswith(
+                ("modeling_utils", "generation.utils", "integration_utils", "features.features", "table")
+            ):
                 arm(shim, library, module)
     assert set(vars(Own)) >= {*objects.METHODS, "as_target_processor", "tokenizer_class"}
     assert {getattr(Own, name) for name in (*objects.METHODS, "as_target_processor", "tokenizer_class")} == {"mine"}

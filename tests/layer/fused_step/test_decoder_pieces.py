@@ -23,7 +23,7 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 
-from hf_mps.layer.fused_step.decoder_pieces import DECODER_PIECES, ROTATION
+from hf_mps.layer.fused_step.decoder import DECODER_PIECES, ROTATION
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
 from tests.layer.fused_step.conftest import Fused

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from hf_mps.layer.fused_step.fixed_positions import FIXED_POSITIONS
+from hf_mps.layer.fused_step.decoder import FIXED_POSITIONS
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
 from tests.layer.fused_step.conftest import Fused

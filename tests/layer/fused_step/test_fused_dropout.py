@@ -193,3 +193,20 @@ def test_the_header_says_so_where_a_model_drops() -> None:
     assert FUSED_DROPOUT.words(dropping, "mps") == FUSED_DROPOUT.what
     assert ("other masks" in repr(switch.choose(None, dropping, "mps").value)) is not FUSED_BY_STOCK
     assert FUSED_DROPOUT.pays("cuda") == ""
+
+
+def test_a_question_that_fails_costs_the_part_alone_and_the_call_is_stocks(
+    fused: Fused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any) -> bool:
+        raise ValueError("not so")
+
+    switch.arm()
+    (around,) = FUSED_DROPOUT.arounds
+    monkeypatch.setattr(FUSED_DROPOUT, "broken", False)
+    monkeypatch.setattr(around, "when", fails)
+    with fused():
+        result = functional.dropout(ones(), 0.3)
+        assert not FUSED_DROPOUT.on
+    assert fused_node(result) is FUSED_BY_STOCK
+    assert "the fused step's fused-dropout failed: ValueError: not so" in capsys.readouterr().err

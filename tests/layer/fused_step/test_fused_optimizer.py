@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hf_mps.layer.fused_step import switch
-from hf_mps.layer.fused_step.fused_optimizer import FUSED_OPTIMIZER
+from hf_mps.layer.fused_step.optimizer import FUSED_OPTIMIZER
 from hf_mps.metal import simulator
 from tests.layer.fused_step.conftest import Fused
 

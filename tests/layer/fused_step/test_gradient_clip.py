@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
-from hf_mps.layer.fused_step.gradient_clip import GRADIENT_CLIP
+from hf_mps.layer.fused_step.optimizer import GRADIENT_CLIP
 from hf_mps.metal import simulator
 from tests.layer.fused_step.conftest import Fused
 

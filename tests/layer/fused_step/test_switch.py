@@ -13,7 +13,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.core.import_hooks import Catalogue
 from hf_mps.core.registry import Registry
 from hf_mps.layer.fused_step import switch
-from hf_mps.layer.fused_step.gradient_clip import GRADIENT_CLIP, GradientClip
+from hf_mps.layer.fused_step.optimizer import GRADIENT_CLIP, GradientClip
 from hf_mps.layer.fused_step.parts import PARTS
 from tests.refusals import refusal
 

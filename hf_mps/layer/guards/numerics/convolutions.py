@@ -19,8 +19,9 @@ LARGEST = 65535
 """Rows of a batch that are counted in 16 bits."""
 
 
-def _large(rows: Any, *_: Any) -> bool:
-    return bool(rows.shape[0] > LARGEST and rows.dim() == 4)
+def _large(rows: Any, *others: Any) -> bool:
+    """Whether the weight's gradient, of those that the last argument asks for, is a sum over a large batch."""
+    return bool(rows.shape[0] > LARGEST and rows.dim() == 4 and others[-1][1])
 
 
 class ConvBatch(Guard):
@@ -34,10 +35,11 @@ class ConvBatch(Guard):
     until = "pytorch#96225 is closed and the oldest supported torch has its fix"
 
     # Where batches are small a call costs 4 µs more.
-    patches = {
-        f"aten::{name}": Kernel("_in_parts", when=_large)
-        for name in ("mps_convolution_backward", "mps_convolution_transpose_backward")
-    }
+    says = f"a convolution's weight gradient over more than {LARGEST:,} rows is added up in parts"
+    patches = dict.fromkeys(
+        ("aten::mps_convolution_backward", "aten::mps_convolution_transpose_backward"),
+        Kernel("_in_parts", when=_large, says=says),
+    )
 
     def trial(self) -> Choice[bool]:
         """Return whether the gradient of a weight is the sum over 65,536 rows."""
@@ -50,9 +52,6 @@ class ConvBatch(Guard):
 
     def _in_parts(self, stock: OriginalCall, rows: Any, grad: Any, weight: Any, *rest: Any) -> Any:
         *how, mask = rest
-        if not mask[1] or not self.needed:
-            return stock(rows, grad, weight, *how, mask)
-        self.acted(f"a convolution's weight gradient over more than {LARGEST:,} rows is added up in parts", aloud=False)
         others = [mask[0], False, *mask[2:]]
         found = list(stock.partial(rows, grad, weight, *how, others)) if any(others) else [None] * len(mask)
         total: Any = None

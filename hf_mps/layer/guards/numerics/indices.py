@@ -23,6 +23,13 @@ def _lost(given: Any, *_: Any, **__: Any) -> bool:
     return not given.is_contiguous() or given.storage_offset() != 0
 
 
+def _right() -> bool:
+    """Return whether it adds to a transposed tensor."""
+    sums, index = torch.zeros(2, 3, device="mps").t(), torch.zeros(1, dtype=torch.long, device="mps")
+    sums.index_add_(0, index, torch.ones(1, 2, device="mps"))
+    return int(sums.sum().cpu()) == 2
+
+
 class IndexAddGaps(Tried):
     """Adds to a contiguous copy, which is then copied back, below autograd.
 
@@ -33,23 +40,12 @@ class IndexAddGaps(Tried):
     name = "index-add-gaps"
     what = "index_add_ leaves transposed tensors and slices as they were on macOS 14, without an error"
 
-    given = "transposed tensors"
-
-    patches = {"aten::index_add_": Kernel("_copied_back", when=_lost, faults=("index-add-gaps",))}
+    given, trials = "transposed tensors", {"index_add_": _right}
+    says = "index_add_ adds to copies of tensors with gaps or an offset, which are copied back"
+    patches = {"aten::index_add_": Kernel("_copied_back", when=_lost, says=says, faults=("index-add-gaps",))}
 
     def _copied_back(self, stock: OriginalCall, given: Any, *args: Any, **named: Any) -> Any:
-        self.acted("index_add_ adds to copies of tensors with gaps or an offset, which are copied back", aloud=False)
         return given.copy_(stock.partial(given.clone(memory_format=torch.contiguous_format), *args, **named))
-
-
-def _right() -> bool:
-    """Return whether it adds to a transposed tensor."""
-    sums, index = torch.zeros(2, 3, device="mps").t(), torch.zeros(1, dtype=torch.long, device="mps")
-    sums.index_add_(0, index, torch.ones(1, 2, device="mps"))
-    return int(sums.sum().cpu()) == 2
-
-
-INDEX_ADD_GAPS = IndexAddGaps({"index_add_": _right})
 
 
 GRAD_LIMIT = 2**31 - 1
@@ -71,12 +67,10 @@ class EmbeddingGrad(Guard):
     until = "PyTorch's kernel takes larger tensors and the oldest supported torch has it"
     untried = "a trial would take 8 GB"
 
-    patches = {"aten::embedding_dense_backward": Kernel("_in_parts", when=_huge)}
+    says = f"an embedding's gradient of more than {GRAD_LIMIT:,} elements is computed in parts"
+    patches = {"aten::embedding_dense_backward": Kernel("_in_parts", when=_huge, says=says)}
 
     def _in_parts(self, stock: OriginalCall, *args: Any) -> Any:
-        if not self.needed:
-            return stock(*args)
-        self.acted(f"an embedding's gradient of more than {GRAD_LIMIT:,} elements is computed in parts", aloud=False)
         return stock.foreign(_gradient, stock.function, *args)
 
 

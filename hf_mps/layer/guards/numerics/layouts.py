@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hf_mps.core.choice import Choice
-from hf_mps.core.patching import OriginalCall, Patch
+from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard, tried
 from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
@@ -42,15 +42,11 @@ class NonBlocking(Guard):
 
     def _to(self, stock: Any, tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         asked = kwargs.get("non_blocking") or (len(args) > 1 and True in args[1:])
-        if asked and not has_its_own(tensor):
-            target = target_device(args, kwargs)
-            if tensor.device.type == "mps" and target == "cpu":
-                if kwargs.get("non_blocking"):
-                    kwargs = {**kwargs, "non_blocking": False}
-                else:  # by position: to(other, non_blocking), to(device, dtype, non_blocking)
-                    place = 1 if hasattr(args[0], "is_floating_point") and hasattr(args[0], "device") else 2
-                    args = (*args[:place], False, *args[place + 1 :])
-                self._tell()
+        if asked and not has_its_own(tensor) and tensor.device.type == "mps" and target_device(args, kwargs) == "cpu":
+            # By position it comes before `copy`, which changes nothing here: the CPU's tensor is a copy.
+            args = (*args[:1], *(False if each is True else each for each in args[1:]))
+            kwargs |= {"non_blocking": False} if "non_blocking" in kwargs else {}
+            self._tell()
         return stock(tensor, *args, **kwargs)
 
     def _copy(self, stock: Any, tensor: Any, src: Any, *args: Any, **kwargs: Any) -> Any:
@@ -199,38 +195,8 @@ def _agrees(run: Any) -> bool:
 
 
 NORM = "native_batch_norm_backward"
-
-
-class PermutedActivations(Tried):
-    """Stands before those operators, below autograd, from where it is installed to its trial.
-
-    The first of them that is called starts the trial of all, and those that are right are left to the device alone
-    from then on; the others get contiguous copies of what is permuted or in channels_last.
-    """
-
-    name = "permuted-activations"
-    what = (
-        "the gradients of tanh, sigmoid, silu, relu, softplus, mish and batch norm are wrong where their input is"
-        " permuted or in channels_last, and softplus, prelu and threshold have no results there"
-    )
-    given = "permuted tensors"
-
-    @property
-    def patches(self) -> dict[str, str | Patch]:
-        """Return its kernels before the device's, until the trial."""
-        plain = ("permuted-activations", "permuted-results")
-        kernels = {name: Kernel("_laid_out", name, faults=plain) for name in TRIALS}
-        kernels[NORM] = Kernel("_laid_out", NORM, faults=self.faults)
-        return {f"aten::{name}": kernel for name, kernel in kernels.items()}
-
-    def _laid_out(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        if name not in self._wrong:
-            self.release(f"aten::{name}")
-            return stock(*args, **kwargs)
-        if not any(map(_loose, args)):
-            return stock(*args, **kwargs)
-        self.acted(f"permuted activations are copied: {self.verdict().reason}", aloud=False)
-        return stock(*(each.contiguous() if _loose(each) else each for each in args), **kwargs)
+PERMUTED = ("permuted-activations", "permuted-results", "permuted-batch-norm")
+"""The faults of the activations, the last of batch norm alone."""
 
 
 def _loose(value: Any) -> bool:
@@ -283,4 +249,28 @@ def _right(run: Callable[[Any, Any], Any]) -> bool:
     return torch.allclose(torch.cat(found).cpu(), torch.cat(right), rtol=1e-3, atol=1e-3)
 
 
-PERMUTED_ACTIVATIONS = PermutedActivations({name: partial(_right, run) for name, run in TRIALS.items()})
+class PermutedActivations(Tried):
+    """Stands before those operators, below autograd, from where it is installed to its trial.
+
+    The first of them that is called starts the trial of all, and those that are right are left to the device alone
+    from then on; the others get contiguous copies of what is permuted or in channels_last.
+    """
+
+    name = "permuted-activations"
+    what = (
+        "the gradients of tanh, sigmoid, silu, relu, softplus, mish and batch norm are wrong where their input is"
+        " permuted or in channels_last, and softplus, prelu and threshold have no results there"
+    )
+    given, trials = "permuted tensors", {name: partial(_right, run) for name, run in TRIALS.items()}
+    patches = {
+        f"aten::{name}": Kernel("_laid_out", name, faults=PERMUTED[: 3 if name == NORM else 2]) for name in TRIALS
+    }
+
+    def _laid_out(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
+        if name not in self._wrong:
+            self.release(f"aten::{name}")
+            return stock(*args, **kwargs)
+        if not any(map(_loose, args)):
+            return stock(*args, **kwargs)
+        self.acted(f"permuted activations are copied: {self.verdict().reason}", aloud=False)
+        return stock(*(each.contiguous() if _loose(each) else each for each in args), **kwargs)

@@ -30,18 +30,15 @@ class NanHidden(Guard):
         "transformers.trainer:Trainer._maybe_log_save_evaluate": "_logs",
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._loops: frozenset[CodeType] = frozenset()
-        self._training: Any = None  # the arguments of the training that runs, where its losses are to be shown
+    _loops: frozenset[CodeType] = frozenset()
+    _training: Any = None  # the arguments of the training that runs, where its losses are to be shown
 
     def applies(self) -> Choice[bool]:
         """Return whether the filter is on by default."""
         from transformers import TrainingArguments
 
-        if getattr(TrainingArguments, FILTER, False):
-            return Choice(True, f"{FILTER} is on by default in this transformers")
-        return Choice(False, f"{FILTER} is off by default in this transformers")
+        on = bool(getattr(TrainingArguments, FILTER, False))
+        return Choice(on, f"{FILTER} is {'on' if on else 'off'} by default in this transformers")
 
     def concerns(self, module: ModuleType) -> bool:
         """Always. Raises AttributeError where no loop of Trainer's reads the filter."""

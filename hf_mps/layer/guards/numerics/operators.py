@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.patching import OriginalCall, Patch
 from hf_mps.layer.guards import training_hooks
 from hf_mps.layer.guards.base import Guard, tried
-from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
+from hf_mps.layer.guards.kernel_overrides import Kernel, Tried, in_place_of
 
 PAD_LIMIT = 2**16
 """Elements in the last dimension, or in all behind the first padded one, from which MPSGraph is wrong (PR 195147)."""
@@ -43,6 +44,12 @@ def _large(first: Any, *args: Any) -> bool:
     return bool(max(sizes[0], math.prod(sizes[:-1])) >= PAD_LIMIT)
 
 
+def _right() -> bool:
+    """Return whether two frames of 65,536 ones are kept when a third of zeros is put before them."""
+    frames = torch.ones(1, 1, 2, 2**8, 2**8, device="mps")
+    return int(torch.constant_pad_nd(frames, [0, 0, 0, 0, 1, 0]).sum().cpu()) == frames.numel()
+
+
 class LargePad(Tried):
     """Folds the dimensions that are not padded into one, below autograd: MPSGraph is right up to four dimensions.
 
@@ -52,25 +59,17 @@ class LargePad(Tried):
     name = "large-pad"
     what = "F.pad of five dimensions or more loses the values of large tensors (videos, volumes), without an error"
 
-    given = "large tensors of five dimensions"
-
-    patches = {f"aten::{name}": Kernel("_folded", when=_large, faults=("large-pad",)) for name in OPERATORS}
+    given, trials = "large tensors of five dimensions", {"F.pad": _right}
+    says = "large tensors of five dimensions or more are padded in four"
+    patches = dict.fromkeys(
+        (f"aten::{name}" for name in OPERATORS), Kernel("_folded", when=_large, says=says, faults=("large-pad",))
+    )
 
     def _folded(self, stock: OriginalCall, *args: Any) -> Any:
-        self.acted("large tensors of five dimensions or more are padded in four", aloud=False)
         tensors = 2 if hasattr(args[1], "shape") else 1
         kept = args[0].dim() - len(args[tensors]) // 2
         found = stock.partial(*(each.flatten(0, kept - 1) for each in args[:tensors]), *args[tensors:])
         return found.unflatten(0, args[0].shape[:kept])
-
-
-def _right() -> bool:
-    """Return whether two frames of 65,536 ones are kept when a third of zeros is put before them."""
-    frames = torch.ones(1, 1, 2, 2**8, 2**8, device="mps")
-    return int(torch.constant_pad_nd(frames, [0, 0, 0, 0, 1, 0]).sum().cpu()) == frames.numel()
-
-
-LARGE_PAD = LargePad({"F.pad": _right})
 
 
 CAT_LIMIT = 2**31
@@ -80,26 +79,6 @@ CAT_LIMIT = 2**31
 def _huge(tensors: Any, dim: int = 0, *, out: Any = None) -> bool:
     gapped = [each for each in tensors if not each.is_contiguous()] + ([] if out is None else [out])
     return sum(each.numel() for each in tensors) > CAT_LIMIT or any(_span(each) > CAT_LIMIT for each in gapped)
-
-
-class HugeCat(Guard):
-    """Stands before torch.cat, below autograd, on the releases that have the fault; stack and hstack come through it.
-
-    Evaluation meets it, where Trainer collects the logits of a vocabulary on the device.
-    """
-
-    name = "huge-cat"
-    what = "torch.cat to more than 2^31 elements, or of a view into as many, loses rows and writes over other tensors"
-    untried = "a trial would take gigabytes, and could write over other tensors"
-
-    patches = {f"aten::{name}": Kernel("_in_parts", when=_huge) for name in ("cat", "cat.out")}
-
-    def _in_parts(self, stock: OriginalCall, tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
-        named = {} if out is None else {"out": out}
-        if not self.needed:
-            return stock(tensors, dim, **named)
-        self.acted(f"tensors of more than {CAT_LIMIT:,} elements are put together in parts", aloud=False)
-        return stock.foreign(together, tensors, dim, **named)
 
 
 def _span(tensor: Any) -> int:
@@ -137,10 +116,34 @@ def _fill(out: Any, tensors: list[Any], dim: int) -> None:
             _fill(out[half], [each[half] for each in tensors], dim)
 
 
+class HugeCat(Guard):
+    """Stands before torch.cat, below autograd, on the releases that have the fault; stack and hstack come through it.
+
+    Evaluation meets it, where Trainer collects the logits of a vocabulary on the device.
+    """
+
+    name = "huge-cat"
+    what = "torch.cat to more than 2^31 elements, or of a view into as many, loses rows and writes over other tensors"
+    untried = "a trial would take gigabytes, and could write over other tensors"
+
+    says = f"tensors of more than {CAT_LIMIT:,} elements are put together in parts"
+    patches = dict.fromkeys(
+        ("aten::cat", "aten::cat.out"), Kernel(together, when=_huge, says=says, through=in_place_of)
+    )
+
+
 def _misread(given: Any, end: Any, weight: Any) -> bool:
     # A number within a larger CPU tensor is read at that tensor's beginning (pytorch#187117).
     within = weight.device.type == "cpu" and weight.storage_offset() != 0
     return bool(weight.dim() == 0 and (weight.dtype != given.dtype or within))
+
+
+ONE_DTYPE = "lerp is given weights of another dtype in the dtype of its tensors"
+
+
+def _of_one_dtype(name: str, given: Any, end: Any, weight: Any) -> Any:
+    weight = weight.item() if weight.device.type == "cpu" else weight.to(given.dtype)
+    return getattr(torch.ops.aten, name)(given, end, weight)
 
 
 class LerpWeight(Guard):
@@ -153,7 +156,9 @@ class LerpWeight(Guard):
     what = "torch.lerp misreads a weight that is one number in a tensor of another dtype, without an error"
 
     patches = {
-        f"aten::{name}.Tensor": Kernel("_of_one_dtype", name, when=_misread, faults=("lerp-weight",))
+        f"aten::{name}.Tensor": Kernel(
+            partial(_of_one_dtype, name), when=_misread, says=ONE_DTYPE, through=in_place_of, faults=("lerp-weight",)
+        )
         for name in ("lerp", "lerp_")
     }
 
@@ -164,13 +169,6 @@ class LerpWeight(Guard):
             found = float(torch.lerp(ends[0], ends[1], torch.tensor(0.5, device="mps")).cpu())
         right = "lerp reads a weight of another dtype rightly"
         return tried(found != 0.5, f"lerp reads 0.5 of another dtype as {found:g}", right)
-
-    def _of_one_dtype(self, name: str, stock: OriginalCall, given: Any, end: Any, weight: Any) -> Any:
-        if not self.needed:
-            return stock(given, end, weight)
-        self.acted("lerp is given weights of another dtype in the dtype of its tensors", aloud=False)
-        weight = weight.item() if weight.device.type == "cpu" else weight.to(given.dtype)
-        return stock.foreign(getattr(torch.ops.aten, name), given, end, weight)
 
 
 def _lone(given: Any, *args: Any, **_: Any) -> bool:
@@ -188,6 +186,12 @@ SCANS = (
 )
 
 
+def _all_written() -> bool:
+    """Return whether each of 33 ones in a row, which was a column, is written."""
+    row = torch.ones(33, 1, device="mps").t()
+    return int(torch.cumsum(row, 0, out=torch.zeros(1, 33, device="mps")).sum().cpu()) == row.numel()
+
+
 class LoneScans(Tried):
     """Gives such a tensor the strides that its shape has, over the same memory, below autograd.
 
@@ -202,23 +206,16 @@ class LoneScans(Tried):
     )
 
     until = "PyTorch takes the columns of such a scan from the shape"
-    given = "a transposed column"
-
-    patches = {f"aten::{name}": Kernel("_with_usual_strides", when=_lone, faults=("lone-scans",)) for name in SCANS}
+    given, trials = "a transposed column", {"cumsum": _all_written}
+    says = "cumulative sums over a dimension of size 1 are given its usual stride"
+    patches = dict.fromkeys(
+        (f"aten::{name}" for name in SCANS),
+        Kernel("_with_usual_strides", when=_lone, says=says, faults=("lone-scans",)),
+    )
 
     def _with_usual_strides(self, stock: OriginalCall, given: Any, *args: Any, **kwargs: Any) -> Any:
-        self.acted("cumulative sums over a dimension of size 1 are given its usual stride", aloud=False)
         strides = [math.prod(given.shape[dim + 1 :]) for dim in range(given.dim())]
         return stock.partial(given.as_strided(given.shape, strides), *args, **kwargs)
-
-
-def _all_written() -> bool:
-    """Return whether each of 33 ones in a row, which was a column, is written."""
-    row = torch.ones(33, 1, device="mps").t()
-    return int(torch.cumsum(row, 0, out=torch.zeros(1, 33, device="mps")).sum().cpu()) == row.numel()
-
-
-LONE_SCANS = LoneScans({"cumsum": _all_written})
 
 
 def _uneven(given: Any, sizes: Any) -> bool:
@@ -235,33 +232,34 @@ POOLS: dict[str, Callable[..., bool]] = {
 """Operator -> which calls of it Metal's windows are wrong for."""
 
 
-class AdaptiveMaxPool(Tried):
-    """Computes such a pool, and its gradient, by the CPU's kernels, below autograd."""
-
-    name = "adaptive-max-pool"
-    what = "adaptive max pools of sizes that do not divide (5 x 5 to 3 x 3) have wrong values, without an error"
-
-    given = "sizes that do not divide"
-
-    patches = {
-        f"aten::{name}": Kernel("_on_cpu", name, when=wrong, faults=("adaptive-max-pool",))
-        for name, wrong in POOLS.items()
-    }
-
-    def _on_cpu(self, name: str, stock: OriginalCall, *args: Any) -> Any:
-        self.acted("adaptive max pools of sizes that do not divide run on the CPU", aloud=False)
-        moved = [each.cpu() if isinstance(each, torch.Tensor) else each for each in args]
-        found = stock.foreign(getattr(torch.ops.aten, name), *moved)
-        return tuple(each.to("mps") for each in found) if isinstance(found, tuple) else found.to("mps")
-
-
 def _first_maximum() -> bool:
     """Return whether the first window of three of five by five numbers is two by two."""
     numbers = torch.arange(25.0, device="mps").reshape(1, 1, 5, 5)
     return float(torch.ops.aten.adaptive_max_pool2d(numbers, [3, 3])[0].flatten()[0].cpu()) == 6
 
 
-ADAPTIVE_MAX_POOL = AdaptiveMaxPool({"adaptive_max_pool2d": _first_maximum})
+ON_CPU = "adaptive max pools of sizes that do not divide run on the CPU"
+
+
+def _on_cpu(name: str, *args: Any) -> Any:
+    moved = [each.cpu() if isinstance(each, torch.Tensor) else each for each in args]
+    found = getattr(torch.ops.aten, name)(*moved)
+    return tuple(each.to("mps") for each in found) if isinstance(found, tuple) else found.to("mps")
+
+
+class AdaptiveMaxPool(Tried):
+    """Computes such a pool, and its gradient, by the CPU's kernels, below autograd."""
+
+    name = "adaptive-max-pool"
+    what = "adaptive max pools of sizes that do not divide (5 x 5 to 3 x 3) have wrong values, without an error"
+
+    given, trials = "sizes that do not divide", {"adaptive_max_pool2d": _first_maximum}
+    patches = {
+        f"aten::{name}": Kernel(
+            partial(_on_cpu, name), when=wrong, says=ON_CPU, through=in_place_of, faults=("adaptive-max-pool",)
+        )
+        for name, wrong in POOLS.items()
+    }
 
 
 class LstmDropout(Guard):

@@ -20,7 +20,7 @@ import torch
 from hf_mps.core.choice import Choice
 from hf_mps.core.patching import OriginalCall
 from hf_mps.layer.guards.base import Guard, tried
-from hf_mps.layer.guards.kernel_overrides import Kernel, Tried
+from hf_mps.layer.guards.kernel_overrides import Kernel, Tried, in_place_of
 from hf_mps.metal.device import faults, machine
 
 LONGEST = 32766
@@ -58,22 +58,19 @@ def _added(given: Any, one: Any, other: Any, *, beta: Any = 1, alpha: Any = 1) -
     return found if beta == 0 else found + (given if beta == 1 else given * beta)
 
 
-def _into(function: Callable[..., Any], *args: Any, out: Any, **kwargs: Any) -> Any:
+def _placed(name: str, function: Callable[..., Any], *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """Return what a function makes where an operator of that name puts its own: in `out`, over the first, or anew."""
     found = function(*args, **kwargs)
-    return out.resize_(found.shape).copy_(found)
-
-
-def _in_place(given: Any, *args: Any, **kwargs: Any) -> Any:
-    return given.copy_(_added(given, *args, **kwargs))
+    place = args[0] if name.endswith("_") else out
+    return found if place is None else place.resize_(found.shape).copy_(found)
 
 
 # Operator -> what takes its place, and which argument is the first of the two matrices.
 PRODUCTS: dict[str, tuple[Callable[..., Any], int]] = {
-    **dict.fromkeys(("mm", "bmm"), (_product, 0)),
-    **dict.fromkeys(("mm.out", "bmm.out"), (partial(_into, _product), 0)),
-    **dict.fromkeys(("addmm", "baddbmm"), (_added, 1)),
-    **dict.fromkeys(("addmm.out", "baddbmm.out"), (partial(_into, _added), 1)),
-    **dict.fromkeys(("addmm_", "baddbmm_"), (_in_place, 1)),
+    **{name: (partial(_placed, name, _product), 0) for name in ("mm", "bmm", "mm.out", "bmm.out")},
+    **{
+        f"{name}{out}": (partial(_placed, out, _added), 1) for name in ("addmm", "baddbmm") for out in ("", ".out", "_")
+    },
 }
 
 
@@ -190,6 +187,20 @@ def _sliced(*args: Any, out: Any = None, **_: Any) -> bool:
     return place.dtype == args[-1].dtype and (place.storage_offset() > 0 or not place.is_contiguous())
 
 
+def _slices_right(name: str) -> bool:
+    """Whether it writes into the second of two matrices, and into the first half of each row, and nowhere else."""
+
+    def written(device: str) -> Any:
+        one = torch.arange(64.0, device=device).view(8, 8)
+        pair = (one.unsqueeze(0),) * 2 if name.startswith("b") else (one, one)
+        matrices, columns = torch.zeros(2, *pair[0].shape, device=device), torch.cat([pair[0] * 0] * 2, -1)
+        for place in (matrices[1], columns[..., :8]):
+            getattr(torch, name)(*pair[: "add" in name], *pair, out=place)
+        return torch.cat([matrices.flatten(), columns.flatten()]).cpu()
+
+    return torch.allclose(written("mps"), written("cpu"), rtol=1e-2)
+
+
 class SlicedProducts(Tried):
     """Stands before the products that write into a given tensor, below autograd, until a trial finds them right.
 
@@ -205,31 +216,17 @@ class SlicedProducts(Tried):
     )
     until = "baddbmm checks its result's memory as mm does since torch 2.14"
     given = "slices as results"
-
-    patches = {f"aten::{name}": Kernel("_copied", name, when=_sliced, faults=faults) for name, faults in SLICED.items()}
-
-    def _copied(self, name: str, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        self.acted("products into slices of a tensor are computed apart and copied there", aloud=False)
-        place = kwargs.pop("out", args[0])
-        found = stock.foreign(getattr(torch, name.removesuffix(".out").removesuffix("_")), *args, **kwargs)
-        return place.resize_(found.shape).copy_(found)
-
-
-def _slices_right(name: str) -> bool:
-    """Whether it writes into the second of two matrices, and into the first half of each row, and nowhere else."""
-
-    def written(device: str) -> Any:
-        one = torch.arange(64.0, device=device).view(8, 8)
-        pair = (one.unsqueeze(0),) * 2 if name.startswith("b") else (one, one)
-        matrices, columns = torch.zeros(2, *pair[0].shape, device=device), torch.cat([pair[0] * 0] * 2, -1)
-        for place in (matrices[1], columns[..., :8]):
-            getattr(torch, name)(*pair[: "add" in name], *pair, out=place)
-        return torch.cat([matrices.flatten(), columns.flatten()]).cpu()
-
-    return torch.allclose(written("mps"), written("cpu"), rtol=1e-2)
-
-
-SLICED_PRODUCTS = SlicedProducts({name: partial(_slices_right, name) for name in ("mm", "bmm", "addmm", "baddbmm")})
+    trials = {name: partial(_slices_right, name) for name in ("mm", "bmm", "addmm", "baddbmm")}
+    patches = {
+        f"aten::{name}": Kernel(
+            partial(_placed, name, getattr(torch, name.removesuffix(".out").removesuffix("_"))),
+            when=_sliced,
+            says="products into slices of a tensor are computed apart and copied there",
+            through=in_place_of,
+            faults=faults,
+        )
+        for name, faults in SLICED.items()
+    }
 
 
 EXPANDED = {
@@ -243,6 +240,24 @@ operators."""
 
 def _expanded(first: int, *args: Any, **_: Any) -> bool:
     return 0 in args[first].stride() or 0 in args[first + 1].stride()
+
+
+def _expanded_right(run: Callable[[Any, Any], Any]) -> bool:
+    """Return whether one number for 64 rows, times 16 ones, is one everywhere."""
+    one = torch.ones(1, 1, device="mps")
+    return bool((run(one.expand(64, 1), one.expand(1, 16).contiguous()) == 1).all().cpu())
+
+
+def _of_linear(grad: Any, weight: Any) -> Any:
+    return torch.ops.aten.linear_backward(grad @ weight, grad, weight, [True, False, False])[0]
+
+
+EXPANDED_TRIALS: dict[str, Callable[[Any, Any], Any]] = {
+    "mm": lambda one, other: one @ other,
+    "addmm": lambda one, other: (other[0] * 0).addmm(one, other),
+    "linear_backward": _of_linear,
+}
+FILLED = "products of expanded tensors are given copies of them"
 
 
 class ExpandedOperands(Tried):
@@ -259,36 +274,16 @@ class ExpandedOperands(Tried):
     )
     until = "PyTorch copies such operands on macOS 27 and in addmm"
     given = "expanded tensors"
-
+    trials = {name: partial(_expanded_right, run) for name, run in EXPANDED_TRIALS.items()}
     patches = {
-        f"aten::{name}": Kernel("_filled", first, when=partial(_expanded, first), faults=(fault,))
+        f"aten::{name}": Kernel("_filled", first, when=partial(_expanded, first), says=FILLED, faults=(fault,))
         for fault, (first, names) in EXPANDED.items()
         for name in names
     }
 
     def _filled(self, first: int, stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        self.acted("products of expanded tensors are given copies of them", aloud=False)
         pair = (each.contiguous() for each in args[first : first + 2])
         return stock(*args[:first], *pair, *args[first + 2 :], **kwargs)
-
-
-def _expanded_right(run: Callable[[Any, Any], Any]) -> bool:
-    """Return whether one number for 64 rows, times 16 ones, is one everywhere."""
-    one = torch.ones(1, 1, device="mps")
-    return bool((run(one.expand(64, 1), one.expand(1, 16).contiguous()) == 1).all().cpu())
-
-
-def _of_linear(grad: Any, weight: Any) -> Any:
-    return torch.ops.aten.linear_backward(grad @ weight, grad, weight, [True, False, False])[0]
-
-
-TRIALS: dict[str, Callable[[Any, Any], Any]] = {
-    "mm": lambda one, other: one @ other,
-    "addmm": lambda one, other: (other[0] * 0).addmm(one, other),
-    "linear_backward": _of_linear,
-}
-
-EXPANDED_OPERANDS = ExpandedOperands({name: partial(_expanded_right, run) for name, run in TRIALS.items()})
 
 
 MATRICES = 65536
@@ -413,43 +408,24 @@ def parts(batch: int, rows: int, inner: int, columns: int) -> Iterator[Part]:
     yield from cut(slice(0, batch), slice(0, rows), slice(0, columns))
 
 
-def _cut(one: Any, other: Any) -> Iterator[tuple[Part, Any, Any]]:
+def _in_parts(name: str, *args: Any, out: Any = None, **scales: Any) -> Any:
+    """Compute `bmm`, `baddbmm` or one of their other forms in parts."""
+    *given, one, other = args
     batch, rows, inner = one.shape
+    shape = batch, rows, other.shape[2]
+    out = args[0] if name == "baddbmm_" else one.new_empty(shape) if out is None else out.resize_(shape)
+    added = [each.expand(shape) for each in given]
+    product: Callable[..., Any] = torch.baddbmm if given else torch.bmm
     for b, m, n in parts(batch, rows, inner, other.shape[2]):
-        yield (b, m, n), one[b, m], other[b, :, n]
-
-
-def _made(one: Any, other: Any, out: Any) -> Any:
-    """Return what the product goes to."""
-    shape = one.shape[0], one.shape[1], other.shape[2]
-    return one.new_empty(shape) if out is None else out.resize_(shape)
-
-
-def _bmm(one: Any, other: Any, *, out: Any = None) -> Any:
-    out = _made(one, other, out)
-    for where, rows, columns in _cut(one, other):
-        torch.bmm(rows, columns, out=out[where])
+        product(*(each[b, m, n] for each in added), one[b, m], other[b, :, n], **scales, out=out[b, m, n])
     return out
 
 
-def _baddbmm(given: Any, one: Any, other: Any, *, out: Any = None, **scales: Any) -> Any:
-    out = _made(one, other, out)
-    given = given.expand(out.shape)
-    for where, rows, columns in _cut(one, other):
-        torch.baddbmm(given[where], rows, columns, **scales, out=out[where])
-    return out
+# Operator -> which argument is the first of the two that are multiplied.
+HUGE = {"bmm": 0, "bmm.out": 0, "baddbmm": 1, "baddbmm.out": 1, "baddbmm_": 1}
 
 
-def _huge_in_place(given: Any, *args: Any, **kwargs: Any) -> Any:
-    return _baddbmm(given, *args, out=given, **kwargs)
-
-
-# Operator -> what takes its place, and which argument is the first of the two that are multiplied.
-HUGE: dict[str, tuple[Callable[..., Any], int]] = {
-    **dict.fromkeys(("bmm", "bmm.out"), (_bmm, 0)),
-    **dict.fromkeys(("baddbmm", "baddbmm.out"), (_baddbmm, 1)),
-    "baddbmm_": (_huge_in_place, 1),
-}
+CUT = f"batched products of more than {LIMIT:,} elements are computed in parts"
 
 
 class HugeProducts(Guard):
@@ -469,8 +445,8 @@ class HugeProducts(Guard):
     untried = "a trial would take 9 GB"
 
     patches = {
-        f"aten::{name}": Kernel("_in_parts", function, when=partial(_huge, first))
-        for name, (function, first) in HUGE.items()
+        f"aten::{name}": Kernel(partial(_in_parts, name), when=partial(_huge, first), says=CUT, through=in_place_of)
+        for name, first in HUGE.items()
     }
 
     def applies(self) -> Choice[bool]:
@@ -482,9 +458,3 @@ class HugeProducts(Guard):
     def concerns(self, module: ModuleType) -> bool:
         """Return whether a tensor of that size fits."""
         return super().concerns(module) and _fits()
-
-    def _in_parts(self, function: Callable[..., Any], stock: OriginalCall, *args: Any, **kwargs: Any) -> Any:
-        if not self.needed:
-            return stock(*args, **kwargs)
-        self.acted(f"batched products of more than {LIMIT:,} elements are computed in parts", aloud=False)
-        return stock.foreign(function, *args, **kwargs)

@@ -49,6 +49,8 @@ class BatchWaits(Guard):
     what = "each tensor of a batch that is moved, and each look at its mask, waits until the GPU has done all its work"
     issue = "https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/mps/MPSStream.mm (COMMIT_AND_WAIT)"
     until = "a copy of pageable memory to the device does not wait for the queue, as cudaMemcpyAsync stages it"
+    # Torch keeps a source that nobody else has until the GPU has read it.
+    always = "this torch waits at each copy to the device, and can hold its source instead"
     patches = {
         **training_hooks.moves("_moving"),
         f"transformers.masking_utils:{BOOLEAN}": "_made_boolean",
@@ -62,14 +64,6 @@ class BatchWaits(Guard):
         """Also forget the batches."""
         super().reset()
         self._hosts = WeakTensorKeyDictionary()  # tensor on the device -> its values on the CPU, and its version then
-
-    def applies(self) -> Choice[bool]:
-        """Always where there is Metal: torch keeps a source that nobody else has until the GPU has read it."""
-        return Choice(True, "this torch waits at each copy to the device, and can hold its source instead")
-
-    def verdict(self) -> Choice[bool]:
-        """Ask anew each time: it is no more than a look at the release."""
-        return self.applies()
 
     def _moving(self, batch: Any) -> AbstractContextManager[Any]:
         values = batch.values() if isinstance(batch, Mapping) else (batch,)

@@ -58,9 +58,10 @@ class CudaWords(Guard):
 
     def applies(self) -> Choice[bool]:
         """Return whether there is no CUDA."""
-        if torch.cuda.is_available():
-            return Choice(False, "there is CUDA")
-        return Choice(True, "there is no CUDA: what is asked of its autocast does nothing")
+        there = torch.cuda.is_available()
+        return Choice(
+            not there, "there is CUDA" if there else "there is no CUDA: what is asked of its autocast does nothing"
+        )
 
     def _made(
         self, stock: Any, mode: Any, device_type: Any, dtype: Any = None, enabled: Any = True, *args: Any, **kwargs: Any
@@ -111,15 +112,13 @@ class CudaGraphs(Guard):
     name = "cuda-graphs"
     what = "torch.compile's modes reduce-overhead and max-autotune end the process (SIGSEGV) on deep float16 models"
     until = "the oldest supported torch leaves CUDA graphs out on mps by itself"
+    # A trial would end the process, and the option that is left out is worth nothing on Metal.
+    always = "Metal has no CUDA graphs, and asking for them has ended processes in torch 2.13"
     patches = {"torch:_TorchCompileInductorWrapper.__call__": "_compiles"}
 
     def concerns(self, module: ModuleType) -> bool:
         """Always: it is reported of 2.13, and that the thread is closed names no release without it."""
         return True
-
-    def applies(self) -> Choice[bool]:
-        """Always: a trial would end the process, and the option that is left out is worth nothing on Metal."""
-        return Choice(True, "Metal has no CUDA graphs, and asking for them has ended processes in torch 2.13")
 
     def _compiles(self, stock: Any, backend: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         import torch._inductor.config as inductor
@@ -177,20 +176,20 @@ class CudaOptimizer(Guard):
 
     def _look(self, optimizer: Any) -> None:
         if any(parameter.device.type == "mps" for group in optimizer.param_groups for parameter in group["params"]):
-            self._refuse(type(optimizer).__name__, *_kind(optimizer))
+            self._refuse(type(optimizer).__name__, optimizer)
 
     def _prepared(self, accelerator: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         if _from_bitsandbytes(optimizer) and accelerator.device.type == "mps":
-            self._refuse(type(optimizer).__name__, *_kind(optimizer))
+            self._refuse(type(optimizer).__name__, optimizer)
 
     def _trainer(self, trainer: Any, *_: Any, **__: Any) -> None:
         optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
         if trainer.args.device.type == "mps" and _bitsandbytes(optim):
-            self._refuse(optim, *_named(optim), asked="optim=")
+            self._refuse(optim, asked="optim=")
 
-    def _refuse(self, name: str, bits: int, paged: bool, *, asked: str = "") -> None:
-        reason = _lacks(bits, paged=paged)
-        if reason:
+    def _refuse(self, name: str, optimizer: Any = None, *, asked: str = "") -> None:
+        bits, paged = _kind(name, optimizer)
+        if reason := _lacks(bits, paged=paged):
             self.acted(f"{asked}{name} was refused", aloud=False)
             usual = "adamw_torch" if asked else "torch.optim.AdamW"
             instead = unpaged(name) or f"{usual}, or Adafactor where memory is short"
@@ -201,7 +200,7 @@ class CudaOptimizer(Guard):
 
 def reason_against(optim: str) -> str:
     """Return why Trainer's `optim` of that name cannot train on mps, or an empty string."""
-    return _lacks(*_named(optim)) if _bitsandbytes(optim) else ""
+    return _lacks(*_kind(optim)) if _bitsandbytes(optim) else ""
 
 
 def unpaged(name: str) -> str:
@@ -269,16 +268,10 @@ def _from_bitsandbytes(optimizer: Any) -> bool:
     return any(each.__module__.partition(".")[0] == "bitsandbytes" for each in type(optimizer).__mro__)
 
 
-def _kind(optimizer: Any) -> tuple[int, bool]:
-    """Return the bits of an optimizer's state, and whether it is paged; by its name while it is being made."""
-    name = type(optimizer).__name__.lower()
-    bits = getattr(getattr(optimizer, "args", None), "optim_bits", 8 if "8bit" in name else 32)
-    return 8 if bits == 8 else 32, bool(getattr(optimizer, "is_paged", "paged" in name))
-
-
-def _named(optim: str) -> tuple[int, bool]:
-    """Return the bits of an optimizer's state, and whether it is paged, by Trainer's name of it."""
-    return 8 if "8bit" in optim else 32, "paged" in optim
+def _kind(name: str, optimizer: Any = None) -> tuple[int, bool]:
+    """Return the bits of an optimizer's state, and whether it is paged; by its name, as long as it does not say."""
+    bits = getattr(getattr(optimizer, "args", None), "optim_bits", 8 if "8bit" in name.lower() else 32)
+    return 8 if bits == 8 else 32, bool(getattr(optimizer, "is_paged", "paged" in name.lower()))
 
 
 def _bitsandbytes(optim: str) -> bool:

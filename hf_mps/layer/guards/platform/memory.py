@@ -135,6 +135,8 @@ class ShapeGrowth(Guard):
 
     name = "shape-growth"
     what = "the allocator keeps whole buffers for each size, so memory grows with every new shape of a batch"
+    # Whether it grows shows only as a loop runs.
+    always = f"releases idle memory when it grows above {PRESSURE:.0%} of what is recommended"
     patches = {**training_hooks.after_steps("_look"), **training_hooks.batches("_at_batch")}
 
     def reset(self) -> None:
@@ -147,10 +149,6 @@ class ShapeGrowth(Guard):
     def _begin(self, wait: int) -> None:
         self._looks, self._wait = 0, wait
         self._held = 0  # bytes when the loop had settled
-
-    def applies(self) -> Choice[bool]:
-        """Always where there is Metal: whether memory grows shows only as a loop runs."""
-        return Choice(True, f"releases idle memory when it grows above {PRESSURE:.0%} of what is recommended")
 
     def _at_batch(self, batch: Any) -> Any:
         shape = tuple(each.shape for each in tensors(batch))

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -128,10 +128,8 @@ class HalfPrecision(Guard):
         ),
     }
 
-    def __init__(self) -> None:
-        super().__init__()
-        # Whether accelerate has each on mps (1.10 has neither); empty before accelerate is there.
-        self._in_accelerate: dict[str, Callable[[], bool]] = {}
+    # Whether accelerate has each on mps (1.10 has neither); empty before accelerate is there.
+    _in_accelerate: Mapping[str, Callable[[], bool]] = {}
 
     def applies(self) -> Choice[bool]:
         """Return whether one of the two cannot be used here."""

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_json
 from hf_mps.core.patching import OriginalCall, Patch
 from hf_mps.layer.guards.base import Guard, LibraryGuard, first, names_in, then
@@ -82,11 +81,6 @@ def notes(loader: Any) -> LoaderNotes:
     return found
 
 
-def share(loader: Any) -> None:
-    """Let the base of a prepared loader, which begins epochs, see its notes."""
-    loader.base_dataloader.__dict__[_NOTES] = notes(loader)
-
-
 def link(rest: Any, source: Any, skipped: int) -> None:
     """Note that `rest` is what skip_first_batches left of `source`, and hand on where it is to go on from."""
     if notes(rest).source is not None:
@@ -103,11 +97,6 @@ def on_metal() -> bool:
     from accelerate.state import PartialState
 
     return bool(PartialState().device.type == "mps")
-
-
-def exact() -> bool:
-    """Return whether a training on the device of this process is resumed exactly."""
-    return in_recipe() or on_metal()
 
 
 def active() -> Any:
@@ -264,10 +253,7 @@ class ResumeEpoch(LibraryGuard):
         return rest
 
     def _epoch(self, stock: Callable[..., Iterator[Any]], loader: Any) -> Iterator[Any]:
-        return self._counted(stock(loader), loader)
-
-    def _counted(self, batches: Iterator[Any], loader: Any) -> Iterator[Any]:
-        yield from batches
+        yield from stock(loader)
         self.safely(self._count, loader)
 
     def _count(self, loader: Any) -> None:
@@ -309,6 +295,8 @@ class ResumeBatches(Guard):
         " is made ahead, so a resumed run trains on other batches"
     )
     issue = "https://github.com/huggingface/transformers/issues/39215"
+    # Prepared loaders are generators that make one batch ahead, as all so far are.
+    always = "accelerate makes one batch ahead, and no checkpoint keeps what that was drawn from"
     until = "accelerate stores the state that an epoch began with, and Trainer restores it before the first batch"
     patches = {
         "accelerate.data_loader:DataLoaderShard.__iter__": first("_epoch"),
@@ -324,13 +312,10 @@ class ResumeBatches(Guard):
 
     _waiting: LoaderState | None = None  # of a Trainer that has read its checkpoint and not yet skipped
 
-    def applies(self) -> Choice[bool]:
-        """Return whether prepared loaders are generators that make one batch ahead, as all so far are."""
-        return Choice(True, "accelerate makes one batch ahead, and no checkpoint keeps what that was drawn from")
-
     def _epoch(self, loader: Any) -> None:
-        if exact():
-            share(loader)
+        if in_recipe() or on_metal():
+            # The base, which begins epochs, sees the notes of the prepared one.
+            loader.base_dataloader.__dict__[_NOTES] = notes(loader)
 
     def _skipped(self, stock: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
         rest = stock(dataloader, num_batches)

@@ -67,15 +67,13 @@ class AtomicCheckpoint(LibraryGuard):
         "accelerate.accelerator:Accelerator.save_state": "_accelerator_saves",
     }
 
+    _saving: _Saving | None = None
+    _seen: tuple[str, bool] | None = None
+
     def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether the library's saving function renames anything."""
         saving = module.Trainer._save_checkpoint if hasattr(module, "Trainer") else module.Accelerator.save_state
         return bool(names_in(saving) & {"rename", "renames", "replace"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._saving: _Saving | None = None
-        self._seen: tuple[str, bool] | None = None
 
     def _trainer_saves(self, stock: OriginalCall, trainer: Any, *args: Any, **kwargs: Any) -> Any:
         sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled

@@ -6,6 +6,7 @@ lightning-rng: Lightning's checkpoints carry the random numbers: a resumed run i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,10 +32,10 @@ class ResumeRng(LibraryGuard):
     faulty = "{} leave the mps generator out of their checkpoints"
     cured = "{} save the mps generator themselves"
     patches = {
-        "transformers.trainer:Trainer._save_rng_state": then("_trainer_saves"),
-        "transformers.trainer:Trainer._load_rng_state": then("_trainer_loads"),
-        "accelerate.accelerator:save_accelerator_state": then("_accelerator_saves"),
-        "accelerate.accelerator:load_accelerator_state": then("_accelerator_loads"),
+        "transformers.trainer:Trainer._save_rng_state": then("_of_trainer", "_save"),
+        "transformers.trainer:Trainer._load_rng_state": then("_of_trainer", "_load"),
+        "accelerate.accelerator:save_accelerator_state": then("_of_accelerator", "_save"),
+        "accelerate.accelerator:load_accelerator_state": then("_of_accelerator", "_load"),
     }
 
     def is_cured(self, module: ModuleType) -> bool | None:
@@ -42,21 +43,13 @@ class ResumeRng(LibraryGuard):
         saving = module.Trainer._save_rng_state if hasattr(module, "Trainer") else module.save_accelerator_state
         return any("mps" in word for word in names_in(saving))
 
-    def _trainer_saves(self, trainer: Any, output_dir: str) -> None:
-        if trainer.args.device.type == "mps":
-            self._save(Path(output_dir))
+    def _of_trainer(self, way: str, trainer: Any, folder: str | None) -> None:
+        if folder is not None and trainer.args.device.type == "mps":
+            getattr(self, way)(Path(folder))
 
-    def _trainer_loads(self, trainer: Any, checkpoint: str | None) -> None:
-        if checkpoint is not None and trainer.args.device.type == "mps":
-            self._load(Path(checkpoint))
-
-    def _accelerator_saves(self, output_dir: Any, *_: Any, **__: Any) -> None:
+    def _of_accelerator(self, way: str, folder: Any, *_: Any, **__: Any) -> None:
         if batches.on_metal():
-            self._save(Path(output_dir))
-
-    def _accelerator_loads(self, input_dir: Any, *_: Any, **__: Any) -> None:
-        if batches.on_metal():
-            self._load(Path(input_dir))
+            getattr(self, way)(Path(folder))
 
     def _save(self, folder: Path) -> None:
         save(torch.mps.get_rng_state(), own(folder / FILE))
@@ -103,19 +96,17 @@ class LightningRng(LibraryGuard):
         ),
     }
 
+    _waiting: Sequence[LoaderState | None] = ()  # of a checkpoint that was read, for the loaders of its epoch
+
     def is_cured(self, module: ModuleType) -> bool | None:
         """Return whether Lightning's function that makes a checkpoint names a random state."""
         connector = getattr(module, "_CheckpointConnector", None)
         return connector and any("rng" in word for word in connector.dump_checkpoint.__code__.co_names)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: list[LoaderState | None] = []  # of a checkpoint that was read, for the loaders of its epoch
-
     def _epoch(self, fetcher: Any, combined_loader: Any) -> None:
         from torch.utils.data import DataLoader
 
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, ()
         loaders = [each for each in combined_loader.flattened if type(each) is DataLoader]
         for number, loader in enumerate(loaders):
             batches.notes(loader).replay = waiting[number] if len(waiting) == len(loaders) else None

@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from hf_mps.core.choice import Choice
 from hf_mps.core.files import write_atomic
 from hf_mps.layer.guards.base import Guard, LibraryGuard, first, names_in, then
 from hf_mps.layer.guards.resume import exact_on, in_recipe, random_numbers
@@ -106,8 +105,8 @@ class ResumeNames(LibraryGuard):
     cured = "this transformers converts the names of a checkpoint when it resumes"
     patches = {
         # The two functions that load a checkpoint, and the one that is told what was left out.
-        "transformers.trainer:Trainer._load_from_checkpoint": "_resumes",
-        "transformers.trainer:Trainer._load_best_model": "_ends",
+        "transformers.trainer:Trainer._load_from_checkpoint": "_loads",
+        "transformers.trainer:Trainer._load_best_model": "_loads",
         "transformers.trainer:Trainer._issue_warnings_after_load": "_told",
     }
 
@@ -115,13 +114,9 @@ class ResumeNames(LibraryGuard):
         """Return whether Trainer's loading function has the conversion that saving undoes."""
         return any("conversion" in word for word in names_in(module.Trainer._load_from_checkpoint))
 
-    def _resumes(self, stock: Callable[..., None], trainer: Any, folder: str, model: Any = None) -> None:
-        with patch.object(trainer, FOLDER, folder, create=True):
-            stock(trainer, folder, model)
-
-    def _ends(self, stock: Callable[..., None], trainer: Any) -> None:
-        with patch.object(trainer, FOLDER, trainer.state.best_model_checkpoint, create=True):
-            stock(trainer)
+    def _loads(self, stock: Callable[..., None], trainer: Any, *given: Any, **named: Any) -> None:
+        with patch.object(trainer, FOLDER, given[0] if given else trainer.state.best_model_checkpoint, create=True):
+            stock(trainer, *given, **named)
 
     def _told(self, stock: Callable[..., None], trainer: Any, result: Any) -> None:
         from transformers import PreTrainedModel
@@ -162,16 +157,13 @@ class ResumeEnd(Guard):
         " the last of an epoch, and ends with other weights"
     )
     issue = "transformers/trainer.py _run_epoch (should_training_stop is read behind a step alone)"
+    always = "Trainer compares the step with max_steps behind each step, never before the first"
     until = "the oldest supported transformers compares global_step with max_steps before the first step"
     patches = {
         # The loop, which knows the checkpoint, and the function that counts the epochs.
         "transformers.trainer:Trainer._inner_training_loop": "_loops",
         "transformers.trainer:Trainer.set_initial_training_values": "_counts",
     }
-
-    def applies(self) -> Choice[bool]:
-        """No Trainer so far compares the two before a step."""
-        return Choice(True, "Trainer compares the step with max_steps behind each step, never before the first")
 
     def _loops(self, stock: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
         # Behind the batch size and the arguments, where it is not named.

@@ -19,8 +19,7 @@ from hf_mps.core.errors import RunError
 from hf_mps.core.patching import Put
 from hf_mps.layer.guards.base import then
 from hf_mps.layer.guards.explicit_args import FILTER, TARGET, track, was_given
-from hf_mps.layer.guards.sentinels.base import BEFORE_CHECKPOINTS, STOPS, Sentinel, StoppingSentinel
-from hf_mps.layer.guards.sentinels.stream import STREAM
+from hf_mps.layer.guards.sentinels.stream import BEFORE_CHECKPOINTS, STOPS, STREAM, Sentinel, StoppingSentinel
 
 LOWER = "a lower learning rate"
 

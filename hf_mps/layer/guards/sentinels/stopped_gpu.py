@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from hf_mps.layer.guards.base import then
-from hf_mps.layer.guards.sentinels.base import BEFORE_CHECKPOINTS, STOPS, StoppingSentinel
-from hf_mps.layer.guards.sentinels.stream import STREAM
+from hf_mps.layer.guards.sentinels.stream import BEFORE_CHECKPOINTS, STOPS, STREAM, StoppingSentinel
 from hf_mps.metal.device import faults
 from hf_mps.metal.device.no_modes import no_modes
 

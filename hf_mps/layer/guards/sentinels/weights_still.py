@@ -12,8 +12,7 @@ import torch
 
 from hf_mps.core.patching import Register
 from hf_mps.layer.guards.base import first
-from hf_mps.layer.guards.sentinels.base import Sentinel
-from hf_mps.layer.guards.sentinels.stream import FIRST
+from hf_mps.layer.guards.sentinels.stream import FIRST, Sentinel
 from hf_mps.layer.guards.training_hooks import MODEL_PREPARED, STEPPED
 
 STEPS = 3

@@ -1,5 +1,10 @@
-"""Adam, AdamW and SGD by PyTorch's fused kernels, and the step counters of all weights counted at once.
+"""Parts of a fused step about the optimizer.
 
+gradient-clip: gradients' norm and clipping by a Metal kernel of ours, which reads and scales many of them in one
+dispatch. What is known here is torch/nn/utils/clip_grad.py: Accelerate, Trainer and Lightning clip through its
+`clip_grad_norm_`, which is a norm and then a product, one launch for each gradient on Metal.
+
+fused-optimizer: Adam, AdamW and SGD by PyTorch's fused kernels, and the step counters of all weights counted at once.
 What is known here is torch/optim. Without a word about `fused` or `foreach`, PyTorch takes the way of one weight after
 the other on Metal (`_default_to_fused_or_foreach` knows foreach kernels of CUDA alone), though it has fused ones; and
 in those of Adam `torch._foreach_add_(state_steps, 1)` is a launch for each weight, as Metal has no foreach kernel.
@@ -12,9 +17,73 @@ from typing import Any
 
 import torch
 
-from hf_mps.core.patching import Register
+from hf_mps.core.patching import Patch, Register
 from hf_mps.layer.fused_step import spans
-from hf_mps.layer.fused_step.base import Part
+from hf_mps.layer.fused_step.switch import Part
+from hf_mps.metal.training_kernels import clip, trial
+from hf_mps.metal.training_kernels.library import TYPES
+
+KERNEL = "clip"
+CLIP, EXPORTED = "torch.nn.utils.clip_grad", "torch.nn.utils"
+
+
+class GradientClip(Part):
+    """Acts where nobody said `foreach=` or asked for an error, for several gradients of one dtype and device."""
+
+    name = "gradient-clip"
+    what = f"gradients are clipped {clip.BOUND} at a time"
+    why = "the price of a small launch is the host's, and clipping has two for each weight"
+    patches = {
+        # What `clip_grad_norm_` is made of, so that what that raises and returns, and who wraps it, stays.
+        f"{CLIP}:_get_total_norm": "_norm",
+        f"{EXPORTED}:get_total_norm": "_norm",
+        f"{CLIP}:_clip_grads_with_norm_": "_scale",
+        f"{EXPORTED}:clip_grads_with_norm_": "_scale",
+    }
+
+    def words(self, model: Any, device_type: str) -> str:
+        """Return how many gradients there are, where several are and the kernel has won its trial."""
+        count = sum(each.requires_grad for each in model.parameters())
+        return f"{count} {self.what}" if count > 1 and trial.may_act(KERNEL) else ""
+
+    def _norm(
+        self,
+        stock: Callable[..., Any],
+        tensors: Any,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Any:
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if foreach is None and not error_if_nonfinite and float(norm_type) == 2.0 and self._ours(given):
+            self.acts()
+            return clip.total_norm(given)
+        return stock(given, norm_type, error_if_nonfinite, foreach)
+
+    def _scale(
+        self, stock: Callable[..., Any], parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None
+    ) -> Any:
+        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        if foreach is None and type(max_norm) in (int, float) and self._ours([*gradients, total_norm]):
+            self.acts()
+            return clip.scale(gradients, max_norm, total_norm)
+        return stock(parameters, max_norm, total_norm, foreach)
+
+    def _ours(self, tensors: list[Any]) -> bool:
+        """Return whether there are several, each once, that the kernel takes."""
+        # Stock scales one that is named twice two times.
+        if not len(set(map(id, tensors))) == len(tensors) > 1 or torch.compiler.is_compiling():
+            return False
+        kind = tensors[0].dtype, tensors[0].device
+        if kind[1].type not in self.devices or kind[0] not in TYPES:
+            return False
+        alike = all(spans.plain(each) and spans.dense(each) and (each.dtype, each.device) == kind for each in tensors)
+        return alike and trial.may_act(KERNEL)
+
+
+GRADIENT_CLIP = GradientClip()
+
 
 FEW = 4
 """Counters that are added to one by one: to look where they lie would take as long."""
@@ -37,8 +106,8 @@ class FusedOptimizer(Part):
     why = "the price of a small launch is the host's, and there are one to ten for each weight"
     patches = {
         "torch.optim.optimizer:register_optimizer_step_pre_hook": Register("_steps"),
-        "torch:_foreach_add_": "_added",
-        "torch:_foreach_sub_": "_subtracted",
+        "torch:_foreach_add_": Patch("_counted", "add_"),
+        "torch:_foreach_sub_": Patch("_counted", "sub_"),
     }
 
     def __init__(self) -> None:
@@ -51,12 +120,8 @@ class FusedOptimizer(Part):
         return "Adam's step counters in one buffer" if several else ""
 
     def _steps(self, optimizer: Any, *_: Any) -> None:
-        if not self.on or not self.by_script:
-            return
-        try:
-            self._fuse(optimizer)
-        except Exception as error:
-            self.failed(error)
+        if self.by_script:
+            self.safely(self._fuse, optimizer)
 
     def _fuse(self, optimizer: Any) -> None:
         if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
@@ -81,22 +146,16 @@ class FusedOptimizer(Part):
         there = all(weight.device.type in self.devices and weight.dtype in WIDE for weight in group["params"])
         return bool(gradients) and ordinary and there
 
-    def _added(self, stock: Callable[..., Any], tensors: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        counters = self._counters(tensors) if isinstance(other, int | float) and not args and not kwargs else None
+    def _counted(self, how: str, stock: Callable[..., Any], tensors: Any, by: Any, *args: Any, **kwargs: Any) -> Any:
+        """One more, or, where a step that overflowed is taken back, every counter less by the same mark."""
+        mark: Any = by if isinstance(by, int | float) else None
+        if isinstance(by, list) and by and isinstance(by[0], torch.Tensor) and all(each is by[0] for each in by):
+            mark = by[0].reshape(()) if by[0].numel() == 1 else None
+        counters = None if mark is None or args or kwargs else self._counters(tensors)
         if counters is None:
-            return stock(tensors, other, *args, **kwargs)
+            return stock(tensors, by, *args, **kwargs)
         for each in counters:
-            each.add_(other)
-        return None
-
-    def _subtracted(self, stock: Callable[..., Any], tensors: Any, others: Any, *args: Any, **kwargs: Any) -> Any:
-        """A step that overflowed is taken back: every counter less by the same mark."""
-        one = isinstance(others, list) and len({id(each) for each in others}) == 1 and not args and not kwargs
-        counters = self._counters(tensors) if one and others[0].numel() == 1 else None
-        if counters is None:
-            return stock(tensors, others, *args, **kwargs)
-        for each in counters:
-            each.sub_(others[0].reshape(()))
+            getattr(each, how)(mark)
         return None
 
     def _counters(self, tensors: Any) -> list[Any] | None:
