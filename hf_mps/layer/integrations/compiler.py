@@ -5,7 +5,7 @@ called while a graph is made. Without an entry there, those that the compiler kn
 the graph, which must not return a bool: stock torch breaks the graph at torch.backends.mps.is_available.
 
 And of bitsandbytes, which transformers' Trainer imports through peft, that it calls torch.compile while it is imported:
-torch imports Inductor there, a quarter of the time that importing Trainer takes.
+torch imports Inductor there, a fifth of the time that importing Trainer takes.
 """
 
 from __future__ import annotations

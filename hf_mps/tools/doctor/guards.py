@@ -33,37 +33,17 @@ LONGEST = 300
 """Seconds without output after which a trial counts as ended; the longest takes some seconds on a slow Mac."""
 
 
-UNUSED = ("datasets", "peft")
-"""No guard acts on them; transformers' Trainer imports them, and pandas with them, where they are installed."""
-
-
-@contextlib.contextmanager
-def _hidden(packages: Sequence[str]) -> Iterator[None]:
-    """Let these packages, where nothing has imported them yet, seem not to be installed."""
-    absent = [name for name in packages if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None, by which Python knows a module as absent
-    try:
-        yield
-    finally:
-        for name in absent:
-            del sys.modules[name]
-
-
 def examine() -> list[Finding]:
     """Return the lines of `hf_mps.guards.report()`; a guard that could not be installed is a problem.
 
     Without Metal the many that have nothing to do are one line.
     """
-    # Only where the process is the doctor's: transformers remembers that they were not there.
-    unused = UNUSED if sys.argv[1:2] == ["doctor"] else ()
     # The guards wait for these: only then do they know what they have to do.
     for library in GUARDS.after:
         status.now(f"importing {library}, for what guards act on …")
-        for hidden in (unused, ()):  # with all of them, where it cannot do without
-            # Whatever it raises: a broken package that it imports (torchvision of another torch) raises a RuntimeError.
-            with contextlib.suppress(Exception), import_hooks.uncollected(), _hidden(hidden):
-                importlib.import_module(library)
-                break
+        # Whatever it raises: a broken package that it imports (torchvision of another torch) raises a RuntimeError.
+        with contextlib.suppress(Exception), import_hooks.uncollected():
+            importlib.import_module(library)
     on_metal = choice.metal().value
     idle = 0
     findings = []

@@ -439,22 +439,3 @@ def test_what_concerns_the_machine_comes_before_libraries_are_imported(run_pytho
     *machine, guards = run_python("-c", program).stdout.splitlines()
     assert [line.split()[-1] for line in machine] == ["False"] * 6
     assert guards == "guards True"
-
-
-EXAMINED = """
-import json, sys
-from hf_mps.cli.main import main
-main(["doctor", "--json"])
-print(json.dumps([name for name in ("peft", "datasets", "pandas") if name in sys.modules]), file=sys.stderr)
-"""
-
-
-def test_the_doctors_own_process_leaves_out_what_no_guard_acts_on_and_says_the_same(
-    run_python: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    ended = [run_python("-c", EXAMINED, *words) for words in (["doctor"], [])]
-    own, another = (json.loads(each.stdout)["findings"]["guards"] for each in ended)
-    assert own == another
-    imported = [json.loads(each.stderr.splitlines()[-1]) for each in ended]
-    assert imported[0] == []
-    assert "datasets" in imported[1]
