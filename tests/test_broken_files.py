@@ -22,7 +22,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.metal.kernels.metallib import BrokenLibrary, libraries
 from hf_mps.metal.kernels.metallib import Library as Metallib
 from hf_mps.metal.kernels.release import Objects
-from hf_mps.metal.kernels.signature import Signature
+from hf_mps.metal.kernels.signature import Compiled, Signature
 from hf_mps.metal.operators import table
 from hf_mps.tools.saved.run import ADAPTER, read_adapter
 from scripts.tools.macho import Library as MachO
@@ -67,7 +67,7 @@ def compiled_kernel(data: bytes, folder: Path) -> None:
 
 def _compiled_kernel(folder: Path) -> bytes:
     folder.chmod(0o700)
-    Objects(folder).write("name", Signature("name", (), (), frozenset(), 64), 0, b"code")
+    Objects(folder).write("name", Compiled(Signature("name", (), (), frozenset(), 64), 0, b"code"))
     assert Objects(folder).read("name") is not None
     return (folder / "name.kernel").read_bytes()
 

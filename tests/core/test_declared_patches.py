@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps.core.registry import Catalogue, Registry
+from hf_mps.core.import_hooks import Catalogue
+from hf_mps.core.registry import Registry
 from hf_mps.layer import integrations
 from hf_mps.layer.fused_step import parts
 from hf_mps.layer.guards import catalogue
