@@ -99,7 +99,6 @@ ELSEWHERE = """
 import torch
 from pathlib import Path
 from hf_mps.metal.simulator import build
-from tests.conftest import Run
 assert torch.__file__.startswith({folder!r}), torch.__file__
 build.NATIVE = Path({native!r})
 print(build.build_name(), build.extension().answer())
