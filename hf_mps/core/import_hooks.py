@@ -27,7 +27,9 @@ class IntegrationWarning(UserWarning):
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import without garbage collections: what a module makes lives on, and each would look through all of it again."""
+    """Collect no garbage while the context lasts; of imports, what a module makes lives on, and each collection would
+    look through all of it again.
+    """
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -8,7 +8,6 @@ CUDAGeneratorImpl.cpp).
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from hf_mps.core.import_hooks import uncollected
 from hf_mps.core.text import summary
 
 MOST = 24
@@ -101,7 +101,8 @@ class CudaRecorder:
         # be under way, and the host's work on this one is hidden behind them.
         graph = torch.cuda.CUDAGraph()
         present = torch.cuda.current_stream()
-        with _generator_kept(), _no_collection(), torch.cuda.stream(self._stream):
+        # What Python would collect meanwhile may be another graph, and CUDA forbids to free one here.
+        with _generator_kept(), uncollected(), torch.cuda.stream(self._stream):
             # thread_local: a loader's thread may pin memory meanwhile, which the default, global, takes for a fault.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -139,18 +140,6 @@ def _generator_kept() -> Iterator[None]:
     except RecordingFailed:
         generator.graphsafe_set_state(before)
         raise
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python from collecting meanwhile: what it frees may be another graph, and CUDA forbids that here."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 MASK = "attention_mask"
