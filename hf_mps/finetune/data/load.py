@@ -311,7 +311,7 @@ def _folder(data: schema.Data, split: str) -> Rows:
     from datasets import Dataset
 
     place = split_folder(data, split)
-    column, files = media(place)
+    column, files, left = media(place)
     metadata = next((place / name for name in METADATA if (place / name).is_file()), None)
     if metadata is not None:
         # Read here: the builder of `datasets` would decode sound on the way, and needs torchcodec for it.
@@ -323,33 +323,28 @@ def _folder(data: schema.Data, split: str) -> Rows:
         return described.with_columns(described.dataset.rename_column(FILE_NAME, column))
     if "label" in data.columns.roles().values() and (stray := [file for file in files if file.parent == place]):
         raise UserError(f"{stray[0]}: is in no folder of a class; allowed: a folder for each class, with its files")
-    left = sorted({*_visible(place)} - {*files})
     notes = (f"without {counted(len(left), 'file')} of another kind, as {left[0].name}",) if left else ()
     # Names and not numbers: each split would number its own classes.
     rows = [{column: str(file.resolve()), "label": file.parent.name} for file in files]
     return Rows(Dataset.from_list(rows), str(place), folder=place, notes=notes)
 
 
-def _visible(folder: Path) -> list[Path]:
-    """Return all files in a folder and the folders inside it, in order, without hidden ones."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+def media(folder: Path) -> tuple[str, list[Path], list[Path]]:
+    """Return whether a folder holds images or sound, whichever is more frequent, its files of that kind, and the rest.
 
-
-def media(folder: Path) -> tuple[str, list[Path]]:
-    """Return whether a folder holds images or sound, whichever is more frequent, and its files of that kind in order.
-
-    Raises UserError where it holds neither.
+    Both in order, with those of the folders inside it and without hidden ones. Raises UserError where it holds neither.
     """
     from datasets.packaged_modules.audiofolder.audiofolder import AudioFolder
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    files = _visible(folder)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
     kinds = {"image": set(ImageFolder.EXTENSIONS), "audio": set(AudioFolder.EXTENSIONS)}
     found = {kind: [file for file in files if file.suffix.lower() in known] for kind, known in kinds.items()}
     most = max(found, key=lambda kind: len(found[kind]))
     if not found[most]:
         raise UserError(f"{folder}: holds neither images nor sound; allowed: a folder for each class with files in it")
-    return most, found[most]
+    taken = set(found[most])
+    return most, found[most], [file for file in files if file not in taken]
 
 
 def _hub(data: schema.Data, split: str) -> Rows:

@@ -149,7 +149,7 @@ def _found(name: str, columns: Mapping[str, str], optional: tuple[str, ...], dat
     if path.is_dir():
         if not alone:
             raise UserError(f"{name} is a folder; allowed: a file of rows ({formats.allowed()}), or - for stdin")
-        column, files = load.media(path)
+        column, files, _ = load.media(path)
         if column != media[0]:
             raise UserError(f"{name} holds files of {column}; allowed: {media[0]}")
         return Input(path, name, "", columns, optional, data, tuple(file.resolve() for file in files))
