@@ -134,7 +134,7 @@ class Norms(ModelCode):
         self, name: str, given: Tensor, shape: list[int], weight: Tensor | None = None, *rest: Any
     ) -> bool:
         """Return whether the kernel computes such a call, which autograd will ask for gradients of."""
-        bias, _ = _bias_and_epsilon(name, given, *rest)
+        bias = rest[0] if rest and name == "layer_norm" else None
         return weight is not None and len(shape) == 1 and self._ours(name.replace("_", "-"), given, weight, bias)
 
     def _ours(self, kernel: str, given: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:

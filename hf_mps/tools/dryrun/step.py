@@ -30,6 +30,7 @@ from hf_mps.finetune.run.trainer import StepMethod
 from hf_mps.finetune.smoke.fake import FakeScalars
 from hf_mps.finetune.tasks import Prepared
 from hf_mps.layer import guards
+from hf_mps.layer.fused_step.model_code import CACHES
 from hf_mps.layer.guards.catalogue import GUARDS
 from hf_mps.tools.dryrun.meta_model import ignore_moves, make_fake
 from hf_mps.tools.dryrun.modules import BETWEEN, CLIPPING, FORWARD, GENERATION, OPTIMIZER, ModuleTracker
@@ -268,7 +269,7 @@ def first_and_last_pass(trainer: Any, batch: Mapping[str, Any]) -> None:
     ids, mask = (batch[name].repeat(args.steps_per_generation, 1) for name in ("input_ids", "attention_mask"))
     said = min(args.max_completion_length, ids.shape[1] - 1)
     cache = DynamicCache(config=model.config)
-    cached = {"cache" if hasattr(CausalLMOutputWithPast, "cache") else "past_key_values": cache, "use_cache": True}
+    cached = {CACHES[hasattr(CausalLMOutputWithPast, CACHES[1])]: cache, "use_cache": True}
     with disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs):
         prompt = {"input_ids": ids[:, :-said], "attention_mask": mask[:, :-said]}
         model(**prompt, **cached, logits_to_keep=1)
