@@ -68,7 +68,7 @@ class OriginalCall:
 class Around:
     """One function of ours around one of a library's; `wrapper(stock, *arguments)` is called while `owner.on`.
 
-    Where `when` is given, only for calls that `when(*arguments)` is true for: others cost little more than that question.
+    Where `when` is given, only for calls that `when(*arguments)` is true for: others cost little more than to ask.
     """
 
     owner: Any
