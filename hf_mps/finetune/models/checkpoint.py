@@ -99,7 +99,7 @@ class Checkpoint:
         raise self._unreachable(first)
 
     def _unreachable(self, first: str) -> UserError:
-        words = (f"model {self.name}", f"hf download {self.name}", "give a folder with model=PATH")
+        words = (f"model {self.name}", f"hf download {self.name}", "give a folder in its place")
         return UserError(unreachable(*words, first))
 
     def stored_config(self) -> dict[str, Any]:

@@ -147,7 +147,8 @@ class StepLines(TrainerCallback):  # type: ignore[misc]
         rate = samples / self._trained if self._trained > 0 and samples > 0 else None
         loss, norm = float(logs["loss"]), logs.get("grad_norm")
         fields = self._beginning("step", state, logs)
-        fields.append(self._judged(f"loss {loss:7.4f}", loss, self._last_loss, greater_is_better=False))
+        # A loss of -1e-9, as of GRPO's first steps, is written without the sign of its rounded zero.
+        fields.append(self._judged(f"loss {round(loss, 4) + 0.0:7.4f}", loss, self._last_loss, greater_is_better=False))
         if logs.get("reward") is not None:
             fields.append(Field(f"reward {logs['reward']:.4f}"))
         if logs.get("learning_rate") is not None:

@@ -46,8 +46,11 @@ def resolve_target(name: str, overrides: Sequence[str] = (), task: str | None = 
         try:
             return Target(name, load_recipe(name, overrides))
         except UserError as error:
-            if "is not a recipe" in str(error) and ("/" in name or Path(name).is_dir()):
-                raise UserError(f"{error}; for a model, say what it is to learn: --task TASK") from error
+            of_model = "for a model, say what it is to learn: --task TASK"
+            if Path(name).is_dir():
+                raise UserError(f"{name} is a folder, not a recipe; {of_model}") from error
+            if "is not a recipe" in str(error) and "/" in name:
+                raise UserError(f"{error}; {of_model}") from error
             raise
     if task not in tasks.names():
         allowed = ", ".join(tasks.names())

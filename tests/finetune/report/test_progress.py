@@ -72,6 +72,11 @@ def test_each_logging_step_is_one_aligned_line() -> None:
     )
 
 
+def test_a_loss_that_rounds_to_zero_has_no_sign() -> None:
+    Run(out := Piped()).begin().steps(5).log(loss=-1e-9, epoch=0.1)
+    assert "loss  0.0000 " in out.lines()[0]
+
+
 def test_an_evaluation_is_a_line_with_its_metrics_and_without_trainers_timings() -> None:
     out = Piped()
     run = Run(out, main_metric="f1").begin().steps(115)

@@ -201,7 +201,7 @@ def test_a_hub_model_while_offline(finetune: Command, monkeypatch: pytest.Monkey
     monkeypatch.setattr(stages, "prepare_run", None)  # it is looked for before PyTorch, rows and model are loaded
     assert finetune("my.yaml", "model=nobody/nothing").refused() == snapshot(
         "model nobody/nothing is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
-        " HF_HUB_OFFLINE=0 hf download nobody/nothing, or give a folder with model=PATH"
+        " HF_HUB_OFFLINE=0 hf download nobody/nothing, or give a folder in its place"
     )
 
 
@@ -226,7 +226,7 @@ def test_a_model_that_the_hub_does_not_give_is_asked_for_once(monkeypatch: pytes
         ["nobody/nothing"],
         snapshot(
             "model nobody/nothing cannot be fetched from the hub: no route to host; next: hf download"
-            " nobody/nothing, or give a folder with model=PATH"
+            " nobody/nothing, or give a folder in its place"
         ),
     )
     monkeypatch.setattr(preview, "prepare_run", lambda *_: pytest.fail("the rows were read before"))

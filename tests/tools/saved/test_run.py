@@ -176,7 +176,7 @@ def test_what_is_no_saved_model_is_refused_in_one_line(
 def test_a_hub_name_that_is_not_here_says_how_it_is_fetched() -> None:
     assert refusal(open_run, "somebody/something") == snapshot(
         "model somebody/something is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
-        " HF_HUB_OFFLINE=0 hf download somebody/something, or give a folder with model=PATH"
+        " HF_HUB_OFFLINE=0 hf download somebody/something, or give a folder in its place"
     )
 
 

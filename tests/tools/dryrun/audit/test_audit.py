@@ -127,6 +127,7 @@ def test_a_file_that_is_no_table_is_refused(content: str | None, words: str, tmp
     ("words", "line"),
     [
         (["glue/mrcp"], "'glue/mrcp' is not a recipe"),
+        ([str(Path(__file__).parent)], "is a folder, not a recipe; for a model, say what it is to learn: --task TASK"),
         (["org/model"], "for a model, say what it is to learn: --task TASK"),
         (["org/model", "--task", "speech"], "--task speech is not a task"),
         (["quickstart", "more"], "'more' is not KEY=VALUE; next, for a script: hf-mps audit -- python SCRIPT"),
