@@ -302,11 +302,12 @@ def runner(given: argparse.Namespace, recipe: str, scale: int, *words: str) -> d
 
     from hf_mps.finetune.recipe.resolve import load_recipe
     from hf_mps.finetune.run import runner as running
+    from hf_mps.tools.dryrun.memory import adjust
 
     output = tempfile.mkdtemp(dir=given.work)
     quiet = ("training.save_strategy=no", "training.eval_strategy=no", f"output_dir={output}")
     with redirect_stdout(sys.stderr), replays() as timed:
-        said = running.run(load_recipe(recipe, [*words, *quiet]))
+        said = running.run(load_recipe(recipe, [*words, *quiet]), adjust.estimate_fit)
     shapes = {
         shape: statistics.median(first.elapsed_time(last) for first, last in each) for shape, each in timed.items()
     }
