@@ -50,7 +50,8 @@ def main() -> int:
     """Train both sides of every recipe and seed, print the tables, write the figures."""
     options = arguments()
     if options.one:
-        return one(*options.one, options.words, options.device)
+        side, file = options.one
+        return one(side, file, options.words, options.device)
     recipes = [word for word in options.words if "=" not in word]
     overrides = [word for word in options.words if "=" in word]
     if not recipes:

@@ -57,7 +57,7 @@ def arguments(recipe: Recipe, output: Path, cuda: bool) -> TrainingArguments:
     return TrainingArguments(**recipe.training | unsaved | ours)
 
 
-def classification(recipe: Recipe, rows: dict[str, Rows], model: str, training: TrainingArguments) -> dict[str, float]:
+def classification(recipe: Any, rows: dict[str, Rows], model: str, training: TrainingArguments) -> dict[str, float]:
     """One or two texts to a class, or to a number where every label has a decimal point."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     regression = recipe.problem_type == "regression"
@@ -88,9 +88,7 @@ def classification(recipe: Recipe, rows: dict[str, Rows], model: str, training: 
     return metrics.load(recipe.metrics).compute(answers, found.label_ids) | {"train_seconds": seconds}
 
 
-def question_answering(
-    recipe: Recipe, rows: dict[str, Rows], model: str, training: TrainingArguments
-) -> dict[str, float]:
+def question_answering(recipe: Any, rows: dict[str, Rows], model: str, training: TrainingArguments) -> dict[str, float]:
     """A span of the text, from windows of tokens and the best pairs of a start and an end."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     parts = {split: windows(part.dataset, tokenizer, recipe) for split, part in rows.items()}
@@ -126,7 +124,7 @@ def first(answers: Any) -> tuple[int, str]:
     return answers[0]["answer_start"], answers[0]["text"]
 
 
-def windows(rows: Dataset, tokenizer: Any, recipe: Recipe) -> Dataset:
+def windows(rows: Dataset, tokenizer: Any, recipe: Any) -> Dataset:
     """Questions with their texts in overlapping windows, the answer's tokens in each (0 where it is not inside)."""
 
     def features(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, Any]:

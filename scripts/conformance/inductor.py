@@ -36,7 +36,7 @@ def main() -> int:
     from torch.testing._internal.common_methods_invocations import op_db
 
     warnings.simplefilter("ignore")
-    torch._logging.set_logs(all=50)
+    torch._logging.set_logs(all=50)  # type: ignore[attr-defined]
     torch._dynamo.config.cache_size_limit = 10_000
     torch._inductor.config.fallback_random = True
     sources = _sources()
@@ -60,13 +60,13 @@ def main() -> int:
 def _sources() -> list[str]:
     """Every Metal source that is compiled from now on."""
     sources: list[str] = []
-    compile_source = torch._C._mps_compileShader
+    compile_source = torch._C._mps_compileShader  # type: ignore[attr-defined]
 
     def noted(source: str) -> Any:
         sources.append(source)
         return compile_source(source)
 
-    torch._C._mps_compileShader = noted
+    torch._C._mps_compileShader = noted  # type: ignore[attr-defined]
     return sources
 
 

@@ -172,13 +172,13 @@ def calls() -> list[Callable[[], Any]]:
         return norms.normed("rms_norm", 1e-5, given, weight, None, residual)
 
     def attended(call: Any, *given: Any) -> None:
-        result = attention.attention(*(each.detach().clone().requires_grad_() for each in given), call)
+        result = attention.attention(*(each.detach().clone().requires_grad_() for each in given), call=call)
         result.backward(torch.ones_like(result) + result.detach())
 
     def activated(kind: str, given: Any, bias: Any) -> None:
         leaves = [each.detach().clone().requires_grad_() for each in (given, bias, given + 1)]
         for result in (
-            activations.activated(*leaves[:2], kind),
+            activations.activated(leaves[0], leaves[1], kind),
             activations.activated(leaves[0], None, kind),
             activations.gated(leaves[0], leaves[2], kind),
         ):

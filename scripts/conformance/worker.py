@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 
 from hf_mps.core import notices
 from hf_mps.metal.kernels import launch, running
-from hf_mps.metal.kernels.rules import RULES, Dispatch
+from hf_mps.metal.kernels.rules import RULES, Dispatch, Rule
 from hf_mps.metal.kernels.runtime import Kernel, OutOfBounds
 from scripts.conformance import calls, capture, cases, oracle, reproduction
 from scripts.conformance.cases import Case
@@ -79,6 +80,12 @@ class _Note:
         os.pwrite(self._handle, f"{self._case}\n{kernel}\n".encode().ljust(NOTE_BYTES), 0)
 
 
+def _family(rule: Rule) -> str:
+    """The file of `launch/` that a rule is in; the rules of one function differ by what `partial` fixes."""
+    function = rule.function.func if isinstance(rule.function, partial) else rule.function
+    return str(function.__module__.rpartition(".")[2])
+
+
 def checked(case: Case, dispatch: Dispatch) -> dict[str, Any] | None:
     """What one case gave; None where PyTorch refuses its arguments on the CPU too."""
     call, ledger = case.call, dispatch.ledger
@@ -88,7 +95,7 @@ def checked(case: Case, dispatch: Dispatch) -> dict[str, Any] | None:
         return None
     given = calls.on(call, "mps")
     ledger.clear()
-    report: dict[str, Any] = {**case._asdict(), "family": RULES[case.rule].family, "operator": call.operator}
+    report: dict[str, Any] = {**case._asdict(), "family": _family(RULES[case.rule]), "operator": call.operator}
     del report["call"]
     try:
         found = [None if each is None else each.cpu() for each in calls.run(given)]

@@ -33,7 +33,8 @@ CAUSES = ("simulator", "list", "arithmetic", "undefined")
 
 sys.path.insert(0, str(CHECKOUT))
 
-from scripts.tools.calibration_cells import Cell, name_of, operators, with_bicubic  # noqa: E402
+from scripts.conformance.opinfo import operators  # noqa: E402
+from scripts.tools.calibration_cells import Cell, name_of, with_bicubic  # noqa: E402
 
 # ---- processes ----
 

@@ -31,12 +31,10 @@ FUNCTIONS = "torchgen/packaged/ATen/native/native_functions.yaml"
 
 def of_wheel(path: Path) -> tuple[str, dict[str, str]]:
     """A wheel's release, and the class of each of its operators. Raises UserError for what is no such wheel."""
-    release = fetch.read_wheel(path).release
+    contents = fetch.read_wheel(path)
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
-        library = Path(folder) / "library"
-        fetch.extract_library(path, library)
-        found = read(library, archive.read(FUNCTIONS))
-    return release, {name.removeprefix("aten::"): kind for name, kind in found.items()}
+        found = read(Path(archive.extract(contents.file, folder)), archive.read(FUNCTIONS))
+    return contents.release, {name.removeprefix("aten::"): kind for name, kind in found.items()}
 
 
 def compact(classes: dict[str, str]) -> dict[str, str]:

@@ -73,7 +73,7 @@ class DiffusionTrainer(MeasuredBefore, Trainer):  # type: ignore[misc]
         target = scheduler.get_velocity(latents, noise, timesteps) if velocity else noise
         if self._snr_gamma is None:
             return told, target, None
-        snr = compute_snr(scheduler, timesteps)  # type: ignore[no-untyped-call]
+        snr = compute_snr(scheduler, timesteps)
         return told, target, snr.clamp(max=self._snr_gamma) / (snr + 1 if velocity else snr)
 
     def _timesteps(self, rows: int, generator: torch.Generator | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hf_mps.metal.kernels.rules import RULES
 from hf_mps.metal.operators import launch_class
 from scripts.tools import launch_classes
 from scripts.tools.launch_class_reader import read
+from tests.metal.kernels import wheels
 
 FUNCTIONS = b"""
 - {func: "dense(Tensor self) -> Tensor", dispatch: {CPU: dense_cpu, MPS: dense_mps}}
@@ -147,6 +149,14 @@ def test_each_operator_has_every_way_that_its_code_can_take(tmp_path: Path) -> N
         "absent": "cpu",
     }
     assert {name: found[f"aten::{name}"] for name in expected} == expected
+
+
+def test_a_wheel_gives_its_release_and_the_ways_of_its_operators(tmp_path: Path) -> None:
+    made = wheels.wheel(tmp_path, dylib=library(tmp_path / "library").read_bytes())
+    with zipfile.ZipFile(made, "a") as archive:
+        archive.writestr(launch_classes.FUNCTIONS, FUNCTIONS)
+    release, found = launch_classes.of_wheel(made)
+    assert (release, found["dense"], found["compiled"]) == ("2.99.0", "metal", "graph")
 
 
 def test_what_is_no_library_of_a_macos_wheel_is_refused_in_one_line(tmp_path: Path) -> None:
