@@ -31,7 +31,7 @@ def mean_rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[st
 
     if blank := sum(not re.search("[a-zA-Z0-9]", truth) for truth in references):
         told = f"{blank} of {len(references)} references score 0: ROUGE reads the letters a to z and digits alone"
-        notices.warn_user(f"{told}; next: metrics=[chrf]")
+        notices.warn_user(f"{told}; next: metrics=chrf")
     scorer = RougeScorer(list(KINDS), use_stemmer=True)
     pairs = zip(predictions, references, strict=True)
     rows = [scorer.score("\n".join(sentences(truth)), "\n".join(sentences(answer))) for answer, truth in pairs]

@@ -39,15 +39,14 @@ class NotARow(ValueError):
         self.remedy = remedy
 
 
-def tables(
-    path: Path, name: str, columns: Collection[str], field: str | None = None, *, lists: bool = False
-) -> Tables:
+def tables(path: Path, name: str, columns: Collection[str], field: str | None = None, *, lists: bool = False) -> Tables:
     """Yield the rows of a JSON file; of columns other than `columns` only the name is kept.
 
     `field` leads to the rows inside the document, through objects and lists; each row gains the plain values around it.
-    One object of lists (pandas' orient="list", `Dataset.to_dict`) is columns; where a row itself holds `lists` of words,
-    those are lists of lists. A column has one type in all rows; differing objects are kept as JSON. Raises UserError, calling the file `name`,
-    for what is no JSON, for rows that are no objects, and for a wanted column of several types.
+    One object of lists (pandas' orient="list", `Dataset.to_dict`) is columns; where a row itself holds `lists` of
+    words, those are lists of lists. A column has one type in all rows; differing objects are kept as JSON. Raises
+    UserError, calling the file `name`, for what is no JSON, for rows that are no objects, and for a wanted column of
+    several types.
     """
     rows = _source(path, name, columns, field, lists)
     first = list(islice(rows(), ROWS))

@@ -361,7 +361,6 @@ def test_one_shard_of_several_is_told_of_when_it_is_read_alone(recwarn: pytest.W
     loaded(both("train-00001-of-00002.csv"), TWO)
     assert [str(one.message) for one in recwarn.list] == snapshot(
         [
-            "hf_mps: train-00001-of-00002.csv is one of 2 shards, and is read alone; all:"
-            " 'train-*-of-00002.csv'",
+            "hf_mps: train-00001-of-00002.csv is one of 2 shards, and is read alone; all: 'train-*-of-00002.csv'",
         ]
     )
