@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from hf_mps.core import notices
+
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 _END = re.compile(r"(?<=[.!?])\s+|\n+")
 References = Sequence[Any]
@@ -22,10 +24,14 @@ def mean_rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[st
     """Return the mean F-measure of each kind, 0 to 1, with Porter's stemmer as transformers' run_summarization has it.
 
     A plain mean over the rows: `evaluate` takes the median of bootstrap samples, another number in every run. For
-    ROUGE-Lsum a text is split into sentences behind a full stop, question or exclamation mark and at line breaks.
+    ROUGE-Lsum a text is split into sentences behind a full stop, question or exclamation mark and at line breaks. Warns
+    of references that rouge-score sees nothing of.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
+    if blank := sum(not re.search("[a-zA-Z0-9]", truth) for truth in references):
+        told = f"{blank} of {len(references)} references score 0: ROUGE reads the letters a to z and digits alone"
+        notices.warn_user(f"{told}; next: metrics=chrf")
     scorer = RougeScorer(list(KINDS), use_stemmer=True)
     pairs = zip(predictions, references, strict=True)
     rows = [scorer.score("\n".join(sentences(truth)), "\n".join(sentences(answer))) for answer, truth in pairs]

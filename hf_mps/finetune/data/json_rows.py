@@ -39,14 +39,16 @@ class NotARow(ValueError):
         self.remedy = remedy
 
 
-def tables(path: Path, name: str, columns: Collection[str], field: str | None = None) -> Tables:
+def tables(path: Path, name: str, columns: Collection[str], field: str | None = None, *, lists: bool = False) -> Tables:
     """Yield the rows of a JSON file; of columns other than `columns` only the name is kept.
 
     `field` leads to the rows inside the document, through objects and lists; each row gains the plain values around it.
-    A column has one type in all rows; differing objects are kept as JSON. Raises UserError, calling the file `name`,
-    for what is no JSON, for rows that are no objects, and for a wanted column of several types.
+    One object of lists (pandas' orient="list", `Dataset.to_dict`) is columns; where a row itself holds `lists` of
+    words, those are lists of lists. A column has one type in all rows; differing objects are kept as JSON. Raises
+    UserError, calling the file `name`, for what is no JSON, for rows that are no objects, and for a wanted column of
+    several types.
     """
-    rows = _source(path, name, columns, field)
+    rows = _source(path, name, columns, field, lists)
     first = list(islice(rows(), ROWS))
     if not first:
         raise UserError(f"{name}: {formats.NO_ROWS}")
@@ -67,7 +69,7 @@ def _in_parts(rows: Iterator[Row]) -> Iterator[tuple[int, list[Row]]]:
         number += len(some)
 
 
-def _source(path: Path, name: str, columns: Collection[str], field: str | None) -> Source:
+def _source(path: Path, name: str, columns: Collection[str], field: str | None, nested: bool) -> Source:
     """Return a function that goes through a file's rows anew at each call; a single document is held in memory."""
     lines = formats.kind(path) == "jsonl"
     if lines and field is None:
@@ -87,10 +89,27 @@ def _source(path: Path, name: str, columns: Collection[str], field: str | None) 
         if document and all(isinstance(value, dict) and next(iter(value), None) == "0" for value in document.values()):
             problem = "is one object of columns, as pandas' to_json writes by default"
             raise UserError(f"{name}: {problem}; next: to_json(FILE, orient='records') writes rows")
-        document = [document]
+        document = _turned(document, name) if _in_columns(document, nested) else [document]
     if not isinstance(document, list):
         raise UserError(f"{name}: is {KINDS.get(type(document), 'nothing')}; allowed: a list of rows, or a row a line")
     return lambda: _rows(iter(document), name)
+
+
+def _in_columns(document: Row, nested: bool) -> bool:
+    """Return whether an object holds columns; a list of objects may be one row's conversation."""
+    inside = dict if not nested else (dict, str, int, float)
+    return bool(document) and all(
+        isinstance(values, list) and values and not isinstance(values[0], inside) for values in document.values()
+    )
+
+
+def _turned(document: Row, name: str) -> list[Row]:
+    """Return the rows of an object of columns. Raises UserError for columns of different lengths."""
+    lengths = {key: len(values) for key, values in document.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{brief(key)} {length}" for key, length in lengths.items())
+        raise UserError(f"{name}: is one object of columns of different lengths ({told}); allowed: as many in each")
+    return [dict(zip(document, values, strict=True)) for values in zip(*document.values(), strict=True)]
 
 
 def _document(path: Path, name: str) -> Any:

@@ -6,7 +6,9 @@ what is made of them are cached below the user's HF_HOME.
 
 from __future__ import annotations
 
+import os
 import random
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -204,6 +206,8 @@ FOLDERS = {"train": ("train", "training"), "validation": ("validation", "valid",
 # Metadata files of a folder, as in the hub's image and audio folders, and their column with the file's name.
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_NAME = "file_name"
+# One of several files, as the hub names them: train-00001-of-00004.parquet.
+SHARD = re.compile(r"-\d{5}(-of-(?!00001)\d{5})")
 # Formats of plain rows.
 PLAIN = ("csv", "tsv", "json", "jsonl", "parquet", "xlsx", "text")
 # A path below the recipes' folder; and the rows of a recipe without `data.rows`.
@@ -234,6 +238,9 @@ def _joined(parts: list[Rows], where: str) -> Rows:
 
     first = parts[0]
     if len(parts) == 1:
+        if shard := SHARD.search(Path(where).name):
+            every = formats.in_shell(Path(where).with_name(SHARD.sub(r"-*\1", Path(where).name)))
+            notices.warn_user(f"{where} is one of {int(shard[1][4:])} shards, and is read alone; all: {every}")
         return first
     for part in parts[1:]:
         if (part.dataset.features, part.folder) != (first.dataset.features, first.folder):
@@ -295,8 +302,9 @@ def reading(data: schema.Data, path: Path, name: str, kind: str, further: Collec
     if kind in ("json", "jsonl"):
         # `translation.en` needs the column `translation`.
         wanted = {".".join(column.split(".")[:end]) for column in (*roles.values(), *further) for end in range(1, 9)}
-        make = partial(json_rows.tables, path, name, wanted, data.field)
-        return Reading(kind, (kind, data.field, sorted(wanted)), make)
+        lists = "words" in roles
+        make = partial(json_rows.tables, path, name, wanted, data.field, lists=lists)
+        return Reading(kind, (kind, data.field, sorted(wanted), lists), make)
     if kind == "conll":
         if not {"words", "tags"} <= roles.keys():
             raise UserError(f"{name}: CoNLL files are for token-classification; allowed: {formats.allowed(PLAIN)}")
@@ -320,13 +328,20 @@ def _folder(data: schema.Data, split: str) -> Rows:
         if FILE_NAME not in there:
             problem = f"there is no column {FILE_NAME}, which names the files; the columns are {', '.join(there)}"
             raise UserError(f"{metadata}: {problem}")
+        named = {os.path.normpath(place / str(value)) for values in described.dataset[:].values() for value in values}
+        notes = _left_out([file for file in files if str(file) not in named], f"that {metadata.name} does not name")
+        described = replace(described, notes=(*described.notes, *notes))
         return described.with_columns(described.dataset.rename_column(FILE_NAME, column))
     if "label" in data.columns.roles().values() and (stray := [file for file in files if file.parent == place]):
         raise UserError(f"{stray[0]}: is in no folder of a class; allowed: a folder for each class, with its files")
-    notes = (f"without {counted(len(left), 'file')} of another kind, as {left[0].name}",) if left else ()
+    notes = _left_out(left, "of another kind")
     # Names and not numbers: each split would number its own classes.
     rows = [{column: str(file.resolve()), "label": file.parent.name} for file in files]
     return Rows(Dataset.from_list(rows), str(place), folder=place, notes=notes)
+
+
+def _left_out(files: list[Path], which: str) -> tuple[str, ...]:
+    return (f"without {counted(len(files), 'file')} {which}, as {files[0].name}",) if files else ()
 
 
 def media(folder: Path) -> tuple[str, list[Path], list[Path]]:

@@ -435,7 +435,8 @@ def said(row: Mapping[str, Any], side: str) -> tuple[list[dict[str, str]], str]:
 def prompted(row: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the messages of a row's prompt. Raises chat.ConversationError where it has none."""
     if row.get("prompt") is None:
-        raise chat.ConversationError("has no prompt; name its column with data.columns.prompt")
+        way_on = "name its column with data.columns.prompt, or let each answer be a conversation that begins with it"
+        raise chat.ConversationError(f"has no prompt; {way_on}")
     return chat.messages(row["prompt"])
 
 

@@ -16,6 +16,7 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks import GENERATES, Dataset, Prepared, R, _language
 from hf_mps.finetune.tasks._language import LanguageTask
 from hf_mps.finetune.text import lengths, tokens
+from hf_mps.metrics.selection import Chosen, choose
 from hf_mps.metrics.texts import sentences
 
 SOURCE = ("transformers/training_args_seq2seq.py", "Seq2SeqTrainingArguments")
@@ -208,6 +209,10 @@ class Summarization(Seq2SeqTask[SummarizationRecipe]):
         f"answers with the first {LEAD} sentences of the document",
         lambda text: " ".join(sentences(text)[:LEAD]),
     )
+
+    def measures(self) -> Chosen:
+        # ROUGE reads nothing of most writings.
+        return choose(self.recipe.metrics or self.metrics, (*self.metrics, "chrf"), self.name)
 
     @staticmethod
     def smoke_row(recipe: SummarizationRecipe, made: synthetic.MadeUp) -> dict[str, Any]:

@@ -161,7 +161,10 @@ def conversation(speaking: list[Voice], *, at_keyboard: bool) -> None:
     if at_keyboard:
         on_stderr("/help shows the commands, Ctrl-D ends")
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # one bad line ends no conversation
+        # UTF-8 in any locale, and one bad line ends no conversation.
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
     for line in _lines(at_keyboard):
         try:
             if any("\udc80" <= letter <= "\udcff" for letter in line):

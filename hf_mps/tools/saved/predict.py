@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import sys
@@ -181,6 +182,8 @@ def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
     if out is None:
         if sys.stdout is None:  # Python's value for a stdout that the shell closed (`>&-`)
             raise UserError("stdout is closed, and the answers go there; next: --out FILE")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as in a file, whatever the locale
         yield sys.stdout, Pictures()
         return
     refuse_unwritable(out, f"--out {out}")

@@ -127,13 +127,16 @@ def test_images_and_sound_of_a_folder_stay_undecoded(tmp_path: Path) -> None:
 
     speech = tmp_path / "speech" / "train"
     speech.mkdir(parents=True)
-    (speech / "one.wav").write_bytes(b"RIFF")
+    for name in ("one.wav", "lost.wav"):
+        (speech / name).write_bytes(b"RIFF")
     (speech / "metadata.csv").write_text("file_name,text\none.wav,hello\n", encoding="utf-8")
     (tmp_path / "speech" / "val").mkdir()
     (tmp_path / "speech" / "val" / "two.wav").write_bytes(b"RIFF2")
     (tmp_path / "speech" / "val" / "metadata.csv").write_text("file_name,text\ntwo.wav,you\n", encoding="utf-8")
     found = loaded({"folder": "speech"}, {"audio": "audio", "text": "text"})
     assert found["train"].dataset["text"][:] == ["hello"]
+    notes = [found[split].notes for split in ("train", "validation")]
+    assert notes == [("without 1 file that metadata.csv does not name, as lost.wav",), ()]
     assert content(found["validation"], "audio") == b"RIFF2"
     assert found["validation"].textual
     (tmp_path / "speech" / "val" / "metadata.csv").write_text("file,text\ntwo.wav,you\n", encoding="utf-8")

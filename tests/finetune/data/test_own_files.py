@@ -328,3 +328,39 @@ def test_a_folder_of_rows_and_columns_in_place_of_rows_are_named_for_what_they_a
             " next: give files with data.files.train=PATH data.files.validation=PATH",
         ]
     )
+
+
+@pytest.mark.parametrize("content", ['{"text": ["fine", "broken"], "label": [1, 0]}', '{"text":["fine"]}'])
+def test_one_json_object_of_lists_is_read_as_columns(content: str) -> None:
+    Path("lists.json").write_text(content, encoding="utf-8")
+    columns = json.loads(content)
+    assert loaded(both("lists.json"), {role: role for role in columns})["train"].dataset.to_dict() == columns
+
+
+def test_a_json_object_of_lists_that_is_one_row_stays_one_and_columns_of_two_lengths_are_refused() -> None:
+    talk = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]}
+    tagged = {"words": ["Oslo", "is"], "tags": ["B", "O"]}
+    for row in (talk, tagged):
+        Path("one.json").write_text(json.dumps(row), encoding="utf-8")
+        columns = {role: role for role in row}
+        assert loaded(both("one.json"), columns)["train"].dataset[0] == row
+        Path("one.json").write_text(json.dumps({role: [value] for role, value in row.items()}), encoding="utf-8")
+        assert loaded(both("one.json"), columns)["train"].dataset[0] == row
+    Path("uneven.json").write_text('{"text": ["fine", "broken"], "label": [1]}', encoding="utf-8")
+    assert refusal(both("uneven.json"), TWO) == snapshot(
+        "uneven.json: is one object of columns of different lengths (text 2, label 1); allowed: as many in each"
+    )
+
+
+def test_one_shard_of_several_is_told_of_when_it_is_read_alone(recwarn: pytest.WarningsRecorder) -> None:
+    for name in ("train-00000-of-00002.csv", "train-00001-of-00002.csv", "only-00000-of-00001.csv"):
+        Path(name).write_text(PLAIN, encoding="utf-8")
+    loaded(both("only-00000-of-00001.csv"), TWO)
+    assert len(loaded(both("train-*-of-00002.csv"), TWO)["train"].dataset) == 4
+    assert not recwarn.list
+    loaded(both("train-00001-of-00002.csv"), TWO)
+    assert [str(one.message) for one in recwarn.list] == snapshot(
+        [
+            "hf_mps: train-00001-of-00002.csv is one of 2 shards, and is read alone; all: 'train-*-of-00002.csv'",
+        ]
+    )

@@ -132,7 +132,10 @@ def test_a_changed_recipe_is_refused_before_the_first_run(desk: Path, finetune: 
     assert finetune(*SHORT, "--sweep", "seed=1").code == 0
     ended = finetune("my.yaml", "training.max_steps=3", "--sweep", "seed=1")
     assert (ended.code, ended.out) == (2, "")
-    assert "holds a finished run of a recipe that has changed since: training.max_steps 2 → 3" in ended.err
+    assert (
+        "holds a finished run of a recipe that has changed since: training.max_steps 2 → 3; next: hf-mps" in ended.err
+    )
+    assert " --fresh --sweep " in ended.err
     assert finetune("my.yaml", "training.max_steps=3", "--sweep", "seed=1", "--fresh").code == 0
     assert (desk / "runs/my-sweep-2/seed=1/results.json").is_file()
 

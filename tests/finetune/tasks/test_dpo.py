@@ -134,7 +134,11 @@ def test_every_usual_shape_of_a_pair_is_read(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"chosen": "Yes", "rejected": "No"}, "has no prompt; name its column with data.columns.prompt"),
+        (
+            {"chosen": "Yes", "rejected": "No"},
+            "has no prompt; name its column with data.columns.prompt, or let each answer be a conversation that begins"
+            " with it",
+        ),
         (
             {"chosen": [ASKED, {"role": "assistant", "content": "Yes"}], "rejected": "No"},
             "has answers to two different prompts",

@@ -129,6 +129,25 @@ def test_rouge_lsum_is_taken_by_sentences() -> None:
     assert found["rougeLsum"] == pytest.approx(1.0)
 
 
+def test_references_of_which_rouge_reads_nothing_are_told_of_and_chrf_measures_them(
+    models: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    said = ["小明住北京", "สมชายอยู่เชียงใหม่", "Rome"]
+    assert texts.mean_rouge(said, said)["rougeL"] == pytest.approx(1 / 3)
+    assert [str(one.message) for one in recwarn.list] == snapshot(
+        [
+            "hf_mps: 2 of 3 references score 0: ROUGE reads the letters a to z and digits alone; next: metrics=chrf",
+        ]
+    )
+    rows = [{"document": one, "summary": one} for one in said]
+    data = {"files": dict.fromkeys(("train", "validation"), str(tiny.write_jsonl(tmp_path / "rows.jsonl", rows)))}
+    prepared = builders.prepare(
+        task="summarization", model=str(builders.model(models, "t5")), data=data, max_length=32, metrics=["chrf"]
+    )
+    assert prepared.metrics.main == "chrf"
+    assert prepared.baseline.metrics["chrf"] == pytest.approx(100)
+
+
 def test_a_package_that_is_absent_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "find_spec", lambda name: None)
     assert refusal(metrics.load, ["chrf"]) == snapshot(

@@ -11,6 +11,7 @@ import pytest
 from inline_snapshot import snapshot
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_mps.cli.main import main
 from hf_mps.tools.saved.chat import Manner, conversation, voices
 from hf_mps.tools.saved.run import open_run
 from tests.finetune.tiny import Ended
@@ -72,6 +73,19 @@ def test_a_line_that_is_not_utf8_is_left_out_and_the_next_answered(instructed: K
     assert ended.err.splitlines()[1:] == [
         "hf-mps: a line that is not UTF-8 text is left out; next: iconv -f latin1 -t utf-8 FILE"
     ]
+
+
+def test_a_conversation_is_utf8_whatever_the_locale(
+    instructed: Kept, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = io.TextIOWrapper(io.BytesIO("你好\n".encode()), encoding="ascii", errors="surrogateescape")
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdin", lines)
+    monkeypatch.setattr("sys.stdout", out)
+    assert main(["chat", str(instructed.folder), *SHORT]) == 0
+    said = out.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert said == f"{told(instructed.folder, instructed.folder, '你好')}\n"
+    assert "left out" not in capfd.readouterr().err
 
 
 def test_commands_forget_set_the_system_prompt_and_end(instructed: Kept, command: Command) -> None:

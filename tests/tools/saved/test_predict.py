@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import threading
@@ -359,3 +360,11 @@ def test_a_closed_stdout_is_refused_before_the_model_is_loaded(
     assert command("recipes", "list").code == 0
     ended = command("predict", pairs.folder, pairs.rows)
     assert (ended.code, ended.err) == (2, "hf-mps: stdout is closed, and the answers go there; next: --out FILE\n")
+
+
+def test_answers_are_utf8_whatever_the_locale(pairs: Kept, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    ended = command("predict", pairs.folder, "-", stdin='{"sentence1": "หนังดีมาก", "sentence2": "这部电影"}\n')
+    assert ended.code == 0
+    assert "หนังดีมาก,这部电影," in out.buffer.getvalue().decode()  # type: ignore[attr-defined]
