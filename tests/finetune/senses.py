@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
+
+from tests.finetune import tiny
 
 PAINTS = ((60, 60, 60), (220, 40, 40), (40, 60, 220))
 """Of the classes ground, red and blue."""
@@ -89,6 +92,18 @@ def spoken(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
     recipe = SimpleNamespace(data=speech_recognition.Data.model_construct(columns=speech_recognition.Columns()))
     return speech_recognition.SpeechTask.smoke_rows(recipe, folder)
+
+
+def listen(desk: Path, model: Path, recipe: str) -> Path:
+    """Give the desk a recipe, its model `ear`, and sixteen and eight spoken rows of tones; return it."""
+    shutil.copytree(model, desk / "ear")
+    (desk / "sounds").mkdir()
+    made = spoken(desk / "sounds")
+    for split, name in (("train", "train"), ("validation", "dev")):
+        lines = [row | {"audio": f"sounds/{Path(row['audio']).name}"} for row in made[split]]
+        tiny.write_jsonl(desk / f"{name}.jsonl", lines)
+    (desk / "my.yaml").write_text(recipe, encoding="utf-8")
+    return desk
 
 
 def masked(folder: Path, number: int) -> dict[str, Any]:

@@ -234,11 +234,9 @@ def test_a_malformed_recipe_is_refused(tmp_path: Path, content: str, line: str |
             {"generated": "pairs", "splits": {"train": "a", "validation": "b"}},
             "data has splits, which belongs to hub and folder, beside generated; leave splits out",
         ),
-        ({"generated": "pairs", "columns": {"text": "a", "label": "a"}}, None),
     ],
 )
-def test_data_has_exactly_one_source(tmp_path: Path, data: dict[str, Any], problem: str | None) -> None:
-    problem = problem or "data.columns names one column for two roles (a, a); give each role its own column"
+def test_data_has_exactly_one_source(tmp_path: Path, data: dict[str, Any], problem: str) -> None:
     assert refused(tmp_path, {**PLAIN, "data": data}).partition(": ")[2] == problem
 
 

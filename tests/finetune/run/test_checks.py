@@ -113,14 +113,6 @@ FILES: dict[str, tuple[dict[str, Any], str, str]] = {
         "",
         "my.yaml: data is missing; give it",
     ),
-    "an unknown key": (
-        {"my.yaml": tiny.RECIPE.replace("metrics:", "metric:")},
-        "",
-        "my.yaml:7: metric is not a key here; allowed: task, model, data, metrics, seed, output_dir, optimizations,"
-        " fused_step, cuda_graphs, attention, step_in_backward, weights, expect, training, examples, fallback,"
-        " early_stopping_patience, model_type, max_length, padding, pad_to_multiple_of, config_overrides,"
-        " problem_type, threshold; did you mean 'metrics'?",
-    ),
     "a file of an unknown kind": (
         {"train.docx": "text,label\n"},
         "data.files.train=train.docx",

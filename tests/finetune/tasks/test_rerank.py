@@ -170,7 +170,6 @@ def test_the_losses_see_the_tokens_of_the_batch_and_not_the_texts(asking: Path) 
         ({"answers": [], "right": []}, (), "train.jsonl: row 1 has no documents; allowed: a text for each"),
         ({"question": None}, (), "train.jsonl: row 1 has no text; allowed: one in every row"),
         ({"right": [3, 0]}, ("loss=BinaryCrossEntropyLoss",), "train.jsonl: row 1 has the label 3, and BinaryCross"),
-        ({}, ("data.columns.text_pair=answers", "data.columns.documents=question"), "names one column for two roles"),
         ({}, ("data.columns.documents=null",), "has neither documents nor text_pair; give one of the two"),
         ({}, ("data.columns.documents=question", "data.columns.text=answers"), "names a column of type"),
         ({}, ("metrics=wer",), "metrics has 'wer', which rerank does not compute; allowed: average_precision, rerank"),

@@ -153,7 +153,6 @@ def test_a_hard_negative_is_one_more_wrong_answer(pairing: Path, finetune: Comma
             ("data.score_range=[0,4]",),
             "train.csv: row 1 has the score 5; allowed: 0 to 4, data.score_range in the recipe",
         ),
-        (("data.columns.score=second",), "names one column for two roles"),
         (
             ("training.train_sampling_strategy=group_by_length",),
             "is not set here: sentence-transformers draws its batches itself; training.batch_sampler says how",

@@ -165,16 +165,6 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(animals: Path, finet
             "training.label_smoothing_factor is for one class a row, and these have several labels; leave it out",
         ),
         ({}, ("data.separator=;",), "train.jsonl: data.separator is for labels in a text, and these are lists; leave"),
-        (
-            {},
-            ("data.columns.label=first", "problem_type=multi_label_classification"),
-            "my.yaml:6: data.columns names one column for two roles",
-        ),
-        (
-            {},
-            ("data.columns.text_pair=labels", "data.columns.label=first", "data.columns.text=labels"),
-            "my.yaml:6: data.columns names one column for two roles",
-        ),
         ({}, ("data.columns.label=[labels]",), "my.yaml:6: data.columns names one column of 0 and 1 in a list"),
         (
             {},

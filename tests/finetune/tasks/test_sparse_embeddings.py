@@ -104,7 +104,6 @@ def test_embeddings_are_sparser_where_a_dimension_costs_more(pairing: Path, fine
     [
         (("model=model",), "model model: it has no head that predicts masked words; allowed: masked language models"),
         (("metrics=retrieval",), "which sparse-embeddings does not compute; allowed: sparse_retrieval, active_dims"),
-        (("data.columns.text_pair=first",), "names one column for two roles"),
         (("document_regularizer=0",), "document_regularizer"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,16 +64,7 @@ def ear(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hearing(desk: Path, ear: Path) -> Path:
-    """The desk with a recipe, sixteen and eight spoken rows of tones, and the model."""
-    shutil.copytree(ear, desk / "ear")
-    sounds = desk / "sounds"
-    sounds.mkdir()
-    made = senses.spoken(sounds)
-    for split, name in (("train", "train"), ("validation", "dev")):
-        lines = [row | {"audio": f"sounds/{Path(row['audio']).name}"} for row in made[split]]
-        tiny.write_jsonl(desk / f"{name}.jsonl", lines)
-    (desk / "my.yaml").write_text(RECIPE, encoding="utf-8")
-    return desk
+    return senses.listen(desk, ear, RECIPE)
 
 
 @pytest.mark.usefixtures("rendered")

@@ -20,7 +20,7 @@ from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks import speech_seq2seq
 from hf_mps.finetune.tasks.speech_seq2seq import SpeechSeq2Seq
 from hf_mps.metrics import texts
-from tests.finetune import senses, tiny
+from tests.finetune import senses
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
 
@@ -52,15 +52,7 @@ def _ear(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hearing(desk: Path, _ear: Path) -> Path:
-    """The desk with a recipe, sixteen and eight spoken rows of tones, and the model."""
-    shutil.copytree(_ear, desk / "ear")
-    (desk / "sounds").mkdir()
-    made = senses.spoken(desk / "sounds")
-    for split, name in (("train", "train"), ("validation", "dev")):
-        lines = [row | {"audio": f"sounds/{Path(row['audio']).name}"} for row in made[split]]
-        tiny.write_jsonl(desk / f"{name}.jsonl", lines)
-    (desk / "my.yaml").write_text(RECIPE, encoding="utf-8")
-    return desk
+    return senses.listen(desk, _ear, RECIPE)
 
 
 @pytest.mark.slow

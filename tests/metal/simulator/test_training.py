@@ -42,22 +42,6 @@ def agree(module: nn.Module, x: torch.Tensor, call: Call = plainly, **tolerance:
         torch.testing.assert_close(b, a, **(tolerance or {"rtol": 1e-5, "atol": 1e-5}))
 
 
-SHAPES = {1: (2, 4, 9), 2: (2, 4, 9, 8), 3: (2, 4, 6, 5, 7)}
-
-
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"stride": 2, "padding": 1}, {"groups": 2}, {"groups": 4, "bias": False}, {"dilation": 2, "padding": 2}],
-    ids=str,
-)
-def test_convolutions(dimensions: int, kind: str, options: dict[str, int]) -> None:
-    torch.manual_seed(0)
-    layer = getattr(nn, f"{kind}{dimensions}d")(4, 8, 3, **options)
-    agree(layer, torch.randn(SHAPES[dimensions]))
-
-
 def test_a_convolution_over_channels_last_memory() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
@@ -76,15 +60,6 @@ def test_a_frozen_convolution_gives_its_input_a_gradient() -> None:
 def test_recurrent_layers(kind: str, options: dict[str, int]) -> None:
     torch.manual_seed(0)
     agree(getattr(nn, kind)(5, 6, **options), torch.randn(4, 3, 5))
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention(masked: bool) -> None:
-    def attend(_: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        mask = torch.ones(5, 5, dtype=torch.bool, device=x.device).tril() if masked else None
-        return nn.functional.scaled_dot_product_attention(x, x * 0.5, x + 1, attn_mask=mask)
-
-    agree(nn.Identity(), torch.randn(2, 3, 5, 4), attend)
 
 
 # Mixed precision.

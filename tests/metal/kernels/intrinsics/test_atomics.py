@@ -12,23 +12,6 @@ from tests.metal.kernels.intrinsics.harness import compiled, linked, run
 RELAXED = (np.zeros(1, np.int32), np.full(1, 2, np.int32), np.ones(1, np.bool_))
 
 
-@pytest.mark.parametrize("sign", ["u", "s"])
-def test_a_sum_into_one_place(sign: str) -> None:
-    total = np.array([5], np.int32)
-    before = run(f"air.atomic.global.add.{sign}.i32", total, np.arange(100, dtype=np.int32), *RELAXED)
-    assert total[0] == 5 + 4950
-    np.testing.assert_array_equal(before, 5 + np.cumsum(np.r_[0, np.arange(99)]))
-
-
-def test_threadgroup_memory_is_the_same() -> None:
-    total = np.array([-1], np.int32)
-    run("air.atomic.local.add.u.i32", total, np.ones(10, np.int32), *RELAXED)
-    assert total[0] == 9
-    np.testing.assert_array_equal(run("air.atomic.local.load.i32", total, *RELAXED), [9])
-    run("air.atomic.local.store.i32", total, np.array([7], np.int32), *RELAXED)
-    assert total[0] == 7
-
-
 def test_a_sum_of_floats_is_rounded_at_each_step() -> None:
     values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     total = np.zeros(1, np.float32)
@@ -36,23 +19,6 @@ def test_a_sum_of_floats_is_rounded_at_each_step() -> None:
     steps = np.cumsum(values, dtype=np.float32)
     assert total[0] == steps[-1]
     np.testing.assert_array_equal(before[1:], steps[:-1])
-
-
-def test_loads_and_stores() -> None:
-    place = np.array([3, 4], np.int32)
-    np.testing.assert_array_equal(run("air.atomic.global.load.i32", place, *RELAXED), [3, 4])
-    run("air.atomic.global.store.i32", place, np.array([-7, 8], np.int32), *RELAXED)
-    np.testing.assert_array_equal(place, [-7, 8])
-    floats = np.float32([1.5, np.nan])
-    np.testing.assert_array_equal(run("air.atomic.global.load.f32", floats, *RELAXED), floats)
-
-
-@pytest.mark.parametrize("name", ["min", "max"])
-def test_extrema_of_unsigned_longs_return_nothing(name: str) -> None:
-    values = np.array([2**63, 5, 2**64 - 1, 7], np.uint64)
-    place = np.array([2**62], np.uint64)
-    run(f"air.atomic.global.{name}.u.i64", place, values, *RELAXED)
-    assert place[0] == {"min": 5, "max": 2**64 - 1}[name]
 
 
 @pytest.mark.parametrize(("suffix", "dtype"), [("i32", np.int32), ("f32", np.float32)])

@@ -165,12 +165,3 @@ def test_votes(mask: int) -> None:
             np.testing.assert_array_equal(result[lanes], np.full(len(lanes), join(votes[lanes])))
     first = run_lanes("air.simd_is_first", np.zeros(32, kind), np.zeros(32, kind), mask)
     np.testing.assert_array_equal(np.flatnonzero(first), lanes[:1])
-
-
-def test_quads_are_four_lanes() -> None:
-    values = draw(np.dtype("f4"), ())
-    result = run_lanes("air.quad_max.f32", values, np.zeros(32, np.float32))
-    np.testing.assert_array_equal(result, np.repeat(values.reshape(8, 4).max(axis=1), 4))
-    slots = slots_of((), np.dtype("f4"), data=values, distance=np.full(32, 2))
-    result = run_lanes("air.quad_broadcast.f32", slots, np.zeros(32, np.float32))
-    np.testing.assert_array_equal(result, np.repeat(values[2::4], 4))
