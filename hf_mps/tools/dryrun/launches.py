@@ -96,9 +96,14 @@ def of_calls(calls: Sequence[Call], table: LaunchTable, more: Sequence[tuple[Seq
             classes[kind] += count * of_kind
         operators.setdefault(call.operator, Counter())[found] += count
         graphs[call.graph] = parts.count("graph")
-    several = encoders(map(table.encoded, calls))
-    several += sum(lacking * (encoders(map(table.encoded, each)) - several) for each, lacking in more)
+    several = _encoders(calls, table)
+    several += sum(lacking * (_encoders(each, table) - several) for each, lacking in more)
     return Launches(table.release, classes, sum(graphs.values()), several, operators)
+
+
+def _encoders(calls: Sequence[Call], table: LaunchTable) -> int:
+    parts = {number: table.encoded(call) for number, call in {id(call): call for call in calls}.items()}
+    return encoders(parts[id(call)] for call in calls)  # by the object, as calls are slow to hash
 
 
 def table_of(release: str | None) -> LaunchTable | Choice[None]:

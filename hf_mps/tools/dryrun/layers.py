@@ -196,7 +196,7 @@ def calls_of_all(base: Sequence[Call], more: Sequence[tuple[Sequence[Call], int]
     A call over the tensors of all layers (an optimizer's, the norm of all gradients) is another one in each trace; it
     is told by its operator and its place among those, and gets the tensors of all layers.
     """
-    counts = [Counter(base), *(Counter(each) for each, _ in more)]
+    counts = [_tally(base), *(_tally(each) for each, _ in more)]
     found = of_all(counts[0], [(each, lacking) for each, (_, lacking) in zip(counts[1:], more, strict=True)])
     changed = [[call for call in counts[0] if not all(call in each for each in counts[1:])]]
     changed += [[call for call in each if call not in counts[0]] for each in counts[1:]]
@@ -210,6 +210,15 @@ def calls_of_all(base: Sequence[Call], more: Sequence[tuple[Sequence[Call], int]
                 found.pop(call, None)
             pairs = [(other, lacking) for other, (_, lacking) in zip(others, more, strict=True)]
             found[_of_all_layers(first, pairs)] += counts[0][first]
+    return found
+
+
+def _tally(calls: Sequence[Call]) -> Counter[Call]:
+    """Return how often each call is made, in the order of the first ones."""
+    found: Counter[Call] = Counter()
+    each = {id(call): call for call in calls}
+    for number, count in Counter(map(id, calls)).items():  # a scan has millions of a few objects, slow to hash
+        found[each[number]] += count
     return found
 
 

@@ -174,17 +174,21 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def replacement(*given: Any) -> Any:
             if not isinstance(given[1], FakeTensor):
                 return stock(*given)
-            key, recorder = _described((name or stock, *given)), self.recorder
+            key, recorder, now = _described((name or stock, *given)), self.recorder, self._now
+            place = self._tracker.here()
+            part = _OF_PHASE.get(place[0], WORKING)
             if key not in self.known:
-                before, now = len(recorder.calls) if recorder else 0, self._now
-                peak, self.peak = self.peak, Peak(now)
+                before, operator = len(recorder.calls) if recorder else 0, self._operator
+                # One moment, as the next time: traces of a few layers meet it first in a layer of another kind.
+                kept, self.peak, self.moments = (self.peak, self.moments), Peak(now), None
                 result, passing = stock(*given), self.peak.bytes - now
-                self.peak = highest([peak, self.peak])
+                (self.peak, self.moments), self._operator = kept, operator
+                self._seen(now + passing, part, place)
                 forms = tree_map_only(torch.Tensor, form_of, result)
                 self.known[key] = forms, passing, recorder.calls[before:] if recorder else []
                 return result
-            (form, passing, calls), place = self.known[key], self._tracker.here()
-            self._seen(self._now + passing, _OF_PHASE.get(place[0], WORKING), passing, place)
+            form, passing, calls = self.known[key]
+            self._seen(now + passing, part, place)
             result = made(form, [given[1]])
             for tensor in tensors_of(result):
                 self._made(tensor)
@@ -303,11 +307,11 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _grow(self, size: int, part: str, place: tuple[str, str] | None = None) -> None:
         self._now += size
         self._parts[part] += size
-        self._seen(self._now, part, 0, place)
+        self._seen(self._now, part, place)
 
-    def _seen(self, size: int, part: str, passing: int, place: tuple[str, str] | None) -> None:
-        """Keep a moment of `size` bytes, `passing` of them of `part` besides what lives, where it is the highest."""
-        highest = size > self.peak.bytes
+    def _seen(self, size: int, part: str, place: tuple[str, str] | None) -> None:
+        """Keep a moment of `size` bytes, those besides what lives of `part`, where it is the highest."""
+        highest, passing = size > self.peak.bytes, size - self._now
         if not highest and self.moments is None:
             return
         place = place or self._tracker.here()
