@@ -27,9 +27,8 @@ from hf_mps.finetune.run import failures
 from hf_mps.finetune.run.logging import no_bars
 from hf_mps.tools.export import base
 from hf_mps.tools.export.base import Comparison, Format, Job, Options
-from hf_mps.tools.export.coreml import CoreML
 from hf_mps.tools.export.merged import Merged
-from hf_mps.tools.export.runtimes import GGUF, MLX, ONNX
+from hf_mps.tools.export.runtimes import GGUF, MLX, ONNX, CoreML
 from hf_mps.tools.saved.run import open_run
 
 RECORD = "hf-mps-export.json"

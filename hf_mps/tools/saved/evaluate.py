@@ -25,8 +25,7 @@ from hf_mps.finetune.recipe.resolve import validate
 from hf_mps.finetune.run import measuring
 from hf_mps.finetune.text import lengths
 from hf_mps.metrics.selection import is_metric
-from hf_mps.tools.saved import on_device
-from hf_mps.tools.saved.run import NOWHERE, SavedRun
+from hf_mps.tools.saved.run import NOWHERE, SavedRun, on_device, say
 
 FILES = "data.files"
 # Keys of the recipe's own rows, which other files do not take over.
@@ -88,7 +87,7 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
     """
     run, splits = _with_rows(run, words)
     found = Measured(run, own=splits is None)
-    with on_device.on_device(run) as (run, device, folder, weights):
+    with on_device(run) as (run, device, folder, weights):
         status.now("reading the rows …")
         load.check(run.recipe.data)
         rows = load.load(run.recipe.data, run.recipe.seed, only=splits or _splits(run.recipe.data))
@@ -111,7 +110,7 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
             if not found.metrics:
                 found.main, found.device, found.choices = prepared.metrics.main, device, {**chosen, **weights}
                 status.over()
-                on_device.say(run, device, found.choices)
+                say(run, device, found.choices)
             scored = {name: value for name, value in trainer.evaluate().items() if is_metric(name)}
             found.metrics[split] = {name.removeprefix("eval_"): value for name, value in scored.items()}
             found.rows[split], found.where[split] = len(some.dataset), some.origin
