@@ -1,8 +1,7 @@
 """`hf-mps bench`: training and evaluation of the field's networks, or of your own case, the device over the CPU.
 
-`networks` are what Metal training was announced with, `cases` makes those and recipes alike, `timing` reads
-the clock, `launches` counts instead, `outcome` is what was found, as table, JSON and one signed line, `chart` its
-picture.
+`networks` are what Metal training was announced with, `cases` makes those and recipes alike and reads the clock,
+`launches` counts instead, `outcome` is what was found, as table, picture, JSON and one signed line.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from hf_mps.core.text import counted
 from hf_mps.layer.activation import activate
 from hf_mps.metal.device import choose, memory
 from hf_mps.tools.bench import launches, outcome
-from hf_mps.tools.bench.cases import Case, of_target
-from hf_mps.tools.bench.timing import FEWEST, Settings, timed
+from hf_mps.tools.bench.cases import FEWEST, Case, Settings, of_target, timed
 from hf_mps.tools.dryrun import metal_device, render
 from hf_mps.tools.dryrun.resolve import Target
 
