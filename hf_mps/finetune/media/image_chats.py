@@ -16,9 +16,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._language import LABELLED, Labelled, generated
-from hf_mps.finetune.text import chat, tokens
-from hf_mps.finetune.text.lengths import IGNORED
+from hf_mps.finetune.tasks._language import Labelled, generated
+from hf_mps.finetune.text import chat
 
 IMAGE = {"type": "image"}
 # An image's place in the text of a message, as LLaVA's files and LLaMA-Factory's have it.
@@ -161,36 +160,9 @@ def _part_of(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, content: str) -> Dataset:
-    """Return a split's rows as tokens, labels (IGNORED but on the assistant's words) and the number of their images.
-
-    `row` is each one's place in `rows`. Rows are cut to `longest`, never within an image; a row without any of the
-    assistant's words left is dropped. Raises UserError for a row that holds no conversation, or no image file.
-    """
-
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        made: dict[str, list[Any]] = {"input_ids": [], "labels": [], "pictures": [], "row": []}
-        for place, index in enumerate(indices):
-            row = {role: column[place] for role, column in batch.items()}
-            with chat.of_row(rows, index):
-                said = conversation(row, prompt)
-                sizes = [images.dimensions(rows, index, value, _role(row)) for value in values(row)]
-                encoded = reader.encode(said, sizes, longest)
-            # Nothing precedes the first token, so nothing can predict it.
-            if any(encoded.assistant_mask[1:]):
-                pairs = zip(encoded.input_ids, encoded.assistant_mask, strict=True)
-                made["input_ids"].append(encoded.input_ids)
-                made["labels"].append([one if learned else IGNORED for one, learned in pairs])
-                made["pictures"].append(encoded.pictures)
-                made["row"].append(index)
-        return made
-
-    features, key = {**LABELLED, "pictures": "int32", "row": "int32"}, ("image chats", longest, prompt or "")
-    found = tokens.map_cached(rows, encode, content=content, key=key, features=features)
-    if len(found) == 0:
-        remedy = "give a longer one, or a smaller max_image_tokens"
-        raise UserError(f"{rows.where}: no row holds a word of the assistant within max_length {longest}; {remedy}")
-    return found
+def sizes(rows: Rows, index: int, row: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return (width, height) of each image of a row, from its file's header. Raises UserError for no image file."""
+    return [images.dimensions(rows, index, value, _role(row)) for value in values(row)]
 
 
 def opened(rows: Rows, index: int, count: int | None = None) -> list[Any]:

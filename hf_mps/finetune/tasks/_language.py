@@ -29,7 +29,8 @@ from hf_mps.metrics import Baseline
 from hf_mps.metrics.selection import Chosen
 
 Conversation = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
-Made = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+Made = Callable[[dict[str, Any], int], Mapping[str, Any] | None]
+"""Makes columns of a row and its place."""
 Asked = tuple[list[dict[str, Any]], str | None]
 """The messages before an answer, and the answer in the data where it is known."""
 
@@ -255,7 +256,7 @@ class LanguageTask(TokenTask[R]):
             usable: dict[str, list[Any]] = {name: [] for name in kinds}
             for place, index in enumerate(indices):
                 with chat.of_row(rows, index):
-                    made = make({role: column[place] for role, column in batch.items()})
+                    made = make({role: column[place] for role, column in batch.items()}, index)
                 for name, value in (made or {}).items():
                     usable[name].append(value)
             return usable

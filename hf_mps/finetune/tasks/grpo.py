@@ -195,7 +195,7 @@ class GRPO(ChatTask[Recipe]):
         if recipe.data.columns.answer is not None:
             kinds["answer"] = "string"
 
-        def make(row: Mapping[str, Any]) -> dict[str, Any] | None:
+        def make(row: Mapping[str, Any], _: int) -> dict[str, Any] | None:
             prompt = conversation(row, recipe.system_prompt)
             rendered = chat.render(tokenizer, prompt, prompt=True, **settings)
             made: dict[str, Any] = {"prompt": prompt}

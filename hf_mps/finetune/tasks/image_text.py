@@ -13,7 +13,7 @@ from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import image_chats
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks import Prepared, _language, snippets
+from hf_mps.finetune.tasks import Dataset, Prepared, _language, snippets
 from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked, learned, readable
 from hf_mps.finetune.text import chat, lengths, tokens
 
@@ -87,8 +87,7 @@ class ImageText(LanguageTask[Recipe]):
         chosen = self.measures()
         self.begin()
         reader = self.reader
-        how = (reader, self.longest, recipe.prompt, self.content)
-        tables = {split: image_chats.tokenised(some, *how) for split, some in rows.items()}
+        tables = {split: self._tokenised(some) for split, some in rows.items()}
         counts = {split: tokens.counts(table) for split, table in tables.items()}
         self.choices["learned"] = learned(rows, tables)
         self.load_language(only=image_chats.language_part)
@@ -110,6 +109,25 @@ class ImageText(LanguageTask[Recipe]):
             ),
             **self.by_token(chosen),
         )
+
+    def _tokenised(self, rows: Rows) -> Dataset:
+        """Return a split's rows as tokens, labels (IGNORED but on the assistant's words) and how many images they have.
+
+        `row` is each one's place in `rows`. Rows are cut to the longest length, never within an image; a row without
+        any of the assistant's words left is dropped. Raises UserError for a row that holds no conversation, or no image
+        file.
+        """
+        reader, longest, prompt = self.reader, self.longest, self.recipe.prompt
+
+        def make(row: Mapping[str, Any], index: int) -> dict[str, Any] | None:
+            said = image_chats.conversation(row, prompt)
+            encoded = reader.encode(said, image_chats.sizes(rows, index, row), longest)
+            made = encoded.learned()
+            return made and {**made, "pictures": encoded.pictures, "row": index}
+
+        kinds = {**_language.LABELLED, "pictures": "int32", "row": "int32"}
+        empty = f"no row holds a word of the assistant within max_length {longest}; give a longer one, or a smaller"
+        return self.mapped(rows, ("image chats", longest, prompt or ""), kinds, make, f"{empty} max_image_tokens")
 
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         self.begin()
