@@ -50,11 +50,27 @@ class SentenceTask(TokenTask[R]):
     # Of a saved model: `prepare` names the trainer that trains. Static, or Python would bind the function to the task.
     trainer = staticmethod(embeddings.apart)
 
-    def begin(self, opened: tuple[Any, Choice[str]], chosen: Mapping[str, Any] | None = None) -> None:
-        """Take the opened model and its description, and settle the longest length: that of `chosen` where saved."""
-        self.model, self.choices["model"] = opened
+    def opened(self) -> tuple[Any, str]:
+        """Return the model, and what it is made of in words. Raises UserError for one that cannot be used."""
+        raise NotImplementedError
+
+    def padding(self) -> Any:
+        """Return the collator of what a saved model reads."""
+        raise NotImplementedError
+
+    def begin(self, chosen: Mapping[str, Any] | None = None) -> None:
+        """Load and describe the model, and settle the longest length: that of `chosen` where saved."""
+        self.model, parts = self.opened()
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        self.choices["model"] = Choice(self.checkpoint.name, f"{parts}, {count / 1e6:.1f} M parameters")
         self.read_by(self.model.tokenizer, self.checkpoint.config(), chosen)
         self.model.max_seq_length = self.longest  # what sentence-transformers itself cuts texts to
+
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        embeddings.library(self.name)
+        self.begin(chosen)
+        self.collator = self.padding()
+        return self.made()
 
     def choose_lengths(self, counts: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Choose what batches are padded to, from the tokens of each text of each row."""
@@ -68,22 +84,14 @@ class EmbeddingTask(SentenceTask[R]):
     batch = embeddings.BATCH
     optional = ("text_pair",)
 
-    def encoder(self) -> Any:
-        """Return the model, with its own pooling or else sentence-transformers' default."""
-        return self.checkpoint.of_sentence_transformers(self.auto_class, self.device)
+    def opened(self) -> tuple[Any, str]:
+        """Return the model, with its own pooling or else sentence-transformers' default, and its parts."""
+        model = self.checkpoint.of_sentence_transformers(self.auto_class, self.device)
+        return model, " + ".join(type(part).__name__ for part in model)
 
-    def open_encoder(self, chosen: Mapping[str, Any] | None = None) -> None:
-        """Load and describe the model, and settle its longest length."""
-        model = self.encoder()
-        count = sum(parameter.numel() for parameter in model.parameters())
-        parts = " + ".join(type(part).__name__ for part in model)
-        self.begin((model, Choice(self.checkpoint.name, f"{parts}, {count / 1e6:.1f} M parameters")), chosen)
-
-    def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        embeddings.library(self.name)
-        self.open_encoder(chosen)
-        self._collate()
-        return self.made()
+    def padding(self) -> Any:
+        """Return the collator."""
+        return embeddings.collator(self.model, self.length.value, self.recipe.training.get("prompts"))
 
     def encoded(self, rows: Mapping[str, Rows], span: Span = WHOLE) -> tuple[dict[str, Any], list[int]]:
         """Return the texts of each split with their scores, and the tokens of each training row's longest text."""
@@ -91,7 +99,7 @@ class EmbeddingTask(SentenceTask[R]):
         made = {split: embeddings.encoded(rows[split], self.tokenizer, self.longest, roles, span) for split in rows}
         counts = {split: made[split]["lengths"][:] for split in made}
         self.choose_lengths(counts)
-        self._collate()
+        self.collator = self.padding()
         return {split: made[split].remove_columns("lengths") for split in SPLITS}, [max(row) for row in counts["train"]]
 
     def trained(
@@ -102,9 +110,6 @@ class EmbeddingTask(SentenceTask[R]):
         parts["choices"] = {"lengths": self.length, **choices, "sampling": sampling, **self.choices}
         defaults = embeddings.arguments(ranked=not scored)
         return self.made((rows, evaluator), baseline=evaluator.baseline(), arguments_defaults=defaults, **parts)
-
-    def _collate(self) -> None:
-        self.collator = embeddings.collator(self.model, self.length.value, self.recipe.training.get("prompts"))
 
     def inputs(self, rows: Rows) -> dict[str, list[str]]:
         """Return the texts of `rows` by their roles: alone, or in pairs."""
@@ -194,7 +199,7 @@ class SentenceEmbeddings(EmbeddingTask[Recipe]):
         recipe, library = self.recipe, embeddings.library(self.name)
         scored = recipe.data.columns.score is not None
         measured = metrics.load(choose(recipe.metrics, ["sts" if scored else "retrieval"], recipe.task).names)
-        self.open_encoder()
+        self.begin()
         span = _span(recipe, rows) if scored else Choice(WHOLE, "")
         data, counts = self.encoded(rows, span.value)
         loss = recipe.loss or (SCORED if scored else RANKED)[0]
@@ -293,7 +298,7 @@ class SparseEmbeddings(EmbeddingTask[SparseRecipe]):
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe, library = self.recipe, embeddings.library(self.name)
         measured = self.measures()
-        self.open_encoder()
+        self.begin()
         data, counts = self.encoded(rows)
         evaluator = SparseEvaluator(rows["validation"], data["validation"], measured, self.collator)
         losses, documents, asked = library.sparse_encoder.losses, recipe.document_regularizer, recipe.query_regularizer
@@ -316,13 +321,13 @@ class SparseEmbeddings(EmbeddingTask[SparseRecipe]):
             figures=pictures.ranks,
         )
 
-    def encoder(self) -> Any:
-        """Return the sparse encoder. Raises UserError where the checkpoint has no head that predicts words."""
-        model = super().encoder()
+    def opened(self) -> tuple[Any, str]:
+        """Return the sparse encoder and its parts. Raises UserError for a checkpoint without a head for words."""
+        model, parts = super().opened()
         if type(model[-1]).__name__ != "SpladePooling":
             allowed = "allowed: masked language models, such as distilbert/distilbert-base-uncased"
             raise UserError(f"model {self.checkpoint.name}: it has no head that predicts masked words; {allowed}")
-        return model
+        return model, parts
 
     def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
         """Yield the score of each pair of texts, or the words' weights of each text alone."""

@@ -109,11 +109,11 @@ class Rerank(SentenceTask[Recipe]):
                     told = f"row {query.number} has the label {most:g}, and {loss} takes 0 to 1"
                     way_on = "next: labels of that range, or for lists of documents loss=LambdaLoss"
                     raise UserError(f"{rows[split].where}: {told}; {way_on}")
-        self.begin(self._opened())
+        self.begin()
         encoded = {split: _encoded(rows[split], found[split], self.tokenizer, self.longest) for split in rows}
         counts = {split: [[len(ids) for ids in row] for row in encoded[split]["input_ids"][:]] for split in encoded}
         self.choose_lengths(counts)
-        evaluator = RerankEvaluator(found["validation"], encoded["validation"], measured, self._padding())
+        evaluator = RerankEvaluator(found["validation"], encoded["validation"], measured, self.padding())
         why = COMPARED if listed else "each pair is judged by itself, relevant or not"
         return self.made(
             splits={split: encoded[split] for split in SPLITS},
@@ -136,27 +136,22 @@ class Rerank(SentenceTask[Recipe]):
             figures=pictures.relevance,
         )
 
-    def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        embeddings.library(self.name)
-        self.begin(self._opened(), chosen)
-        return self.made(collator=self._padding())
-
     def inputs(self, rows: Rows) -> RerankEvaluator:
         found = read(rows)
         encoded = _encoded(rows, found, self.tokenizer, self.longest)
-        return RerankEvaluator(found, encoded, None, self._padding())
+        return RerankEvaluator(found, encoded, None, self.padding())
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Any:
         return inputs.rows(trainer.model)
 
-    def _opened(self) -> tuple[Any, Choice[str]]:
+    def opened(self) -> tuple[Any, str]:
+        """Return the cross-encoder. Raises UserError for a configuration without a key that the recipe sets."""
         labels.override(self.checkpoint.config(), self.recipe.config_overrides)  # refuses a key that it does not have
         model = self.checkpoint.of_sentence_transformers(self.auto_class, self.device, self.recipe.config_overrides)
-        count = sum(parameter.numel() for parameter in model.parameters())
-        kind = type(model[0].model).__name__
-        return model, Choice(self.checkpoint.name, f"{kind} with one score, {count / 1e6:.1f} M parameters")
+        return model, f"{type(model[0].model).__name__} with one score"
 
-    def _padding(self) -> Any:
+    def padding(self) -> Any:
+        """Return the collator of pairs."""
         from transformers import DataCollatorWithPadding
 
         return self.length.value.collator(DataCollatorWithPadding(self.tokenizer), self.tokenizer)

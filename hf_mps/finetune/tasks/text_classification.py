@@ -135,7 +135,7 @@ class TextClassification(TextTask[Recipe]):
         )
 
     def recall(self, config: Any, chosen: Mapping[str, Any]) -> None:
-        self.classes = labels.kept_sets(config) or labels.kept(config)
+        self.classes = labels.kept(config)
         self.has_probabilities = bool(self.classes.names)
         self.least = predictions.threshold(self.recipe.threshold, chosen)
 
@@ -158,8 +158,7 @@ class TextClassification(TextTask[Recipe]):
         """Return what the labels mean: a class or a number a row, or several labels."""
         recipe, data = self.recipe, self.recipe.data
         if labels.has_sets(train, data.separator, recipe.problem_type):
-            columns = data.columns.columns_of_labels
-            return labels.decide_sets(train, others, data.labels, columns=columns, separator=data.separator)
+            return labels.decide_sets(train, others, data.labels, data.columns.columns_of_labels, data.separator)
         if recipe.threshold is not None:
             raise UserError("threshold is for rows with several labels, and these have one each; leave it out")
         return labels.decide(train, others, data.labels, recipe.problem_type)

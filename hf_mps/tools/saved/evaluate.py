@@ -131,7 +131,7 @@ def settled(run: SavedRun) -> schema.Recipe:
     of_data = type(recipe.data).model_fields
     if "labels" in of_data:
         config = run.checkpoint.config()
-        classes = labels.kept_sets(config) or labels.kept(config)
+        classes = labels.kept(config)
         data["labels"] = list(classes.names) or None
         said["problem_type"] = classes.problem_type
     if "score_range" in of_data and (span := SPAN.fullmatch(str(chosen.get("scores")))):
