@@ -279,9 +279,8 @@ class GRPO(ChatTask[Recipe]):
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
         """Return a sum of two small numbers and its result."""
-        named, first, second = recipe.data.columns, made.draw.randrange(50), made.draw.randrange(50)
-        answer = {named.answer: str(first + second)} if named.answer else {}
-        return {named.prompt: f"How much is {first} + {second}?", **answer}
+        first, second = made.draw.randrange(50), made.draw.randrange(50)
+        return {"prompt": f"How much is {first} + {second}?", "answer": str(first + second)}
 
 
 def conversation(row: Mapping[str, Any], system_prompt: str | None = None) -> list[dict[str, str]]:

@@ -135,4 +135,4 @@ class ImageClassification(ImageTask[Recipe]):
         base = synthetic.PAINTS[kind % len(synthetic.PAINTS)]
         pixels = bytes(min(255, max(0, base[at % 3] + draw.randrange(-40, 41))) for at in range(3 * 40 * 32))
         image = made.save(Image.frombytes("RGB", SMOKE_SIZE, pixels))
-        return {recipe.data.columns.image: image, recipe.data.columns.label: synthetic.class_value(names, kind)}
+        return {"image": image, "label": synthetic.class_value(names, kind)}

@@ -264,8 +264,7 @@ class ImageGeneration(Task[Recipe]):
         """Write an image of one colour, which its caption names."""
         name = f"{made.split}/{made.number:03}.png"
         colour = synthetic.plain_image(made.draw, made.folder, name, SMOKE_SIZE)
-        values = {"image": name, "text": f"a {colour} picture"}
-        return {column: values[role] for role, column in recipe.data.columns.roles().items()}
+        return {"image": name, "text": f"a {colour} picture"}
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:

@@ -163,5 +163,4 @@ class ImageText(LanguageTask[Recipe]):
         colour = synthetic.plain_image(made.draw, made.folder, name, SMOKE_SIZE)
         answer = f"{colour.capitalize()}, {synthetic.sentences(made.draw, 1)[0].lower()}"
         said = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        values = {"image": name, "images": [name], "messages": said, "question": asked, "answer": answer}
-        return {column: values[role] for role, column in recipe.data.columns.roles().items()}
+        return {"image": name, "images": [name], "messages": said, "question": asked, "answer": answer}

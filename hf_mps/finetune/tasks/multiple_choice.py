@@ -117,12 +117,10 @@ class MultipleChoice(TextTask[Recipe]):
         right, kind = made.kind(count), draw.randrange(4)
         others = [other for other in range(4) if other != kind]
         texts = [synthetic.word(draw, kind if place == right else draw.choice(others)) for place in range(count)]
-        row: dict[str, Any] = {named.context: synthetic.sentence(draw, kind), named.label: right}
+        row: dict[str, Any] = {"context": synthetic.sentence(draw, kind), "label": right, "choices": texts}
         if named.start:
-            row[named.start] = draw.choice(synthetic.SUBJECTS)
-        if isinstance(named.choices, str):
-            return row | {named.choices: texts}
-        return row | dict(zip(named.choices, texts, strict=True))
+            row["start"] = draw.choice(synthetic.SUBJECTS)
+        return row | {f"choice_{number}": text for number, text in enumerate(texts)}
 
 
 def _roles(rows: load.Rows) -> list[str]:

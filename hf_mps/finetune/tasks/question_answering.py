@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
@@ -216,7 +217,6 @@ class QuestionAnswering(TextTask[Recipe]):
     @staticmethod
     def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Return questions about short generated texts; some have no answer where the recipe allows that."""
-        named = recipe.data.columns
         rows = []
         for person, place, thing in itertools.product(
             ("Ada", "Kofi", "Mina", "Ravi"), ("Lagos", "Oslo", "Lima", "Kyoto"), ("kite", "drum", "map")
@@ -226,9 +226,8 @@ class QuestionAnswering(TextTask[Recipe]):
             if recipe.version_2_with_negative and thing == "map":
                 truth = {"text": [], "answer_start": []}
             question = f"Where does {person} live?" if truth["text"] else f"Who sold the {thing}?"
-            rows.append({named.context: text, named.question: question, named.answers: truth})
-            if named.id:
-                rows[-1][named.id] = f"q{len(rows)}"
+            values = {"context": text, "question": question, "answers": truth, "id": f"q{len(rows) + 1}"}
+            rows.append(synthetic.named(recipe, values))
         return {"train": rows[:32], "validation": rows[32:]}
 
 

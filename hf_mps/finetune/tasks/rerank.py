@@ -163,15 +163,15 @@ class Rerank(SentenceTask[Recipe]):
         kinds = [kind, *draw.choices([other for other in range(4) if other != kind], k=OF_A_QUERY - 1)]
         draw.shuffle(kinds)
         texts = [synthetic.sentence(draw, one) for one in kinds]
-        row: dict[str, Any] = {named.text: f"which one was {synthetic.word(draw, kind)}"}
+        row: dict[str, Any] = {"text": f"which one was {synthetic.word(draw, kind)}"}
         if named.documents:
-            return row | {named.documents: texts, str(named.label): [int(one == kind) for one in kinds]}
+            return row | {"documents": texts, "label": [int(one == kind) for one in kinds]}
         right = texts[kinds.index(kind)]
         wrong = next(text for text, one in zip(texts, kinds, strict=True) if one != kind)
         if named.negative:
-            return row | {str(named.text_pair): right, named.negative: wrong}
+            return row | {"text_pair": right, "negative": wrong}
         label = draw.randrange(2)
-        return row | {str(named.text_pair): right if label else wrong, str(named.label): label}
+        return row | {"text_pair": right if label else wrong, "label": label}
 
 
 def _described(train: Sequence[Query], without: int) -> Choice[str]:

@@ -161,8 +161,7 @@ class SFT(ChatTask[Recipe]):
         """Return a made-up sentence with another one as its answer."""
         asked, answer = synthetic.sentences(made.draw, 2)
         said = [{"role": "user", "content": ASK + asked}, {"role": "assistant", "content": answer}]
-        values = {"messages": said, "instruction": ASK + asked, "input": "", "output": answer, "system": ""}
-        return {column: values[role] for role, column in recipe.data.columns.roles().items()}
+        return {"messages": said, "instruction": ASK + asked, "input": "", "output": answer, "system": ""}
 
 
 class Distillation(schema.Section):

@@ -203,18 +203,17 @@ class TextClassification(TextTask[Recipe]):
         kinds = len(names) if names else 2
         kind = made.kind(kinds)
         first = draw.randrange(kinds) if named.text_pair else kind
-        row: dict[str, Any] = {named.text: synthetic.sentence(draw, first)}
+        row: dict[str, Any] = {"text": synthetic.sentence(draw, first)}
         if named.text_pair:
-            row[named.text_pair] = synthetic.sentence(draw, (first + kind) % kinds)
+            row["text_pair"] = synthetic.sentence(draw, (first + kind) % kinds)
         if recipe.problem_type == labels.MULTI_LABEL or columns or separator:
             both = sorted({kind, draw.randrange(kinds)})
-            row[named.text] = " and ".join(synthetic.sentence(draw, one) for one in both)
+            row["text"] = " and ".join(synthetic.sentence(draw, one) for one in both)
             given = [synthetic.class_value(names, one) for one in both]
-            if columns:
-                return row | {column: int(column in given) for column in columns}
-            return row | {str(named.label): separator.join(map(str, given)) if separator else given}
+            flags = {f"{labels.LABEL_COLUMN}{number}": int(name in given) for number, name in enumerate(columns)}
+            return row | flags | {"label": separator.join(map(str, given)) if separator else given}
         label = 2.5 * kind if recipe.problem_type == "regression" else synthetic.class_value(names, kind)
-        return row | {str(named.label): label}
+        return row | {"label": label}
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: labels.Labels | None) -> Dataset:
