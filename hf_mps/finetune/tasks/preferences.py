@@ -153,7 +153,7 @@ class PreferenceTask(ChatTask[R]):
         tokenizer, longest = self.tokenizer, self.longest
         columns = {**dict.fromkeys(self.ids, ("int32",)), **dict.fromkeys(self.label, "bool")}
 
-        def make(row: Mapping[str, Any], _: int) -> dict[str, Any] | None:
+        def make(row: Mapping[str, Any], index: int) -> dict[str, Any] | None:
             prompt, answers = self.answered(row)
             (before, *_), found = zip(*(_split(tokenizer, prompt, one) for one in answers), strict=True)
             room = longest - len(before)

@@ -217,7 +217,7 @@ class QuestionAnswering(TextTask[Recipe]):
     @staticmethod
     def smoke_rows(recipe: Recipe, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Return questions about short generated texts; some have no answer where the recipe allows that."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for person, place, thing in itertools.product(
             ("Ada", "Kofi", "Mina", "Ravi"), ("Lagos", "Oslo", "Lima", "Kyoto"), ("kite", "drum", "map")
         ):
