@@ -16,7 +16,7 @@ from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.report import predictions
+from hf_mps.finetune.report import pictures, predictions
 from hf_mps.finetune.tasks import Prepared, R, Task
 
 MODES = "16 bits reduced to 8, transparency put on white"
@@ -111,7 +111,7 @@ class ImageClassification(ImageTask[Recipe]):
                 "augmentation": images.described_augmentation(recipe.augmentation),
                 **labels.choices(classes),
             },
-            figures=lambda predicted: predictions.confusion(predicted, classes.names),
+            figures=lambda predicted: pictures.confusion(predicted, classes.names),
         )
 
     def inputs(self, rows: Rows) -> images.Images:

@@ -11,7 +11,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.report import predictions
+from hf_mps.finetune.report import pictures, predictions
 from hf_mps.finetune.tasks import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
@@ -90,7 +90,7 @@ class MultipleChoice(TextTask[Recipe]):
             baseline=lambda: measured.baseline(truths["validation"], train=truths["train"]),
             token_counts=counts,
             predicted=(rows["validation"], features["validation"]),
-            figures=lambda predicted: predictions.confusion(predicted, [str(number) for number in range(count)]),
+            figures=lambda predicted: pictures.confusion(predicted, [str(number) for number in range(count)]),
         )
 
     def counts(self, features: Any) -> list[int]:

@@ -114,6 +114,8 @@ class Rerank(SentenceTask[Recipe]):
         counts = {split: [[len(ids) for ids in row] for row in encoded[split]["input_ids"][:]] for split in encoded}
         self.choose_lengths(counts)
         evaluator = RerankEvaluator(found["validation"], encoded["validation"], measured, self.padding())
+        # A list's documents pass the model at once.
+        at_once = {"mini_batch_size": -1} if listed else {}
         why = COMPARED if listed else "each pair is judged by itself, relevant or not"
         return self.made(
             splits={split: encoded[split] for split in SPLITS},
@@ -130,7 +132,7 @@ class Rerank(SentenceTask[Recipe]):
             trainer=trainer(evaluator, listed=listed),
             arguments=library.CrossEncoderTrainingArguments,
             arguments_defaults=embeddings.arguments(ranked=False),
-            trainer_settings={"loss": make_loss(library.cross_encoder.losses, loss, self.model)},
+            trainer_settings={"loss": getattr(library.cross_encoder.losses, loss)(self.model, **at_once)},
             token_counts=[max(row) for row in counts["train"]],
             predicted=(rows["validation"], evaluator),
             figures=pictures.relevance,
@@ -210,12 +212,6 @@ LISTED = ("LambdaLoss", "ListNetLoss", "RankNetLoss")
 SIZES = "documents"
 """The column of a batch that says how many documents each of its queries has."""
 BATCH = 32
-
-
-def make_loss(losses: Any, name: str, model: Any) -> Any:
-    """Return the loss `name` of sentence-transformers' module `losses`; a list's documents pass the model at once."""
-    made: Callable[..., Any] = getattr(losses, name)
-    return made(model, mini_batch_size=-1) if name in LISTED else made(model)
 
 
 def collator(tokenizer: Any, length: Lengths) -> Any:

@@ -189,10 +189,10 @@ class TextClassification(TextTask[Recipe]):
         return loader.train(rows, sample, batches.Making(batches.by_rows(encode), longest))
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
-        pairs, names = [(row["label"], row["prediction"]) for row in predicted], self.classes.names
+        names = self.classes.names
         if isinstance(self.classes, labels.LabelSets):
-            return pictures.by_label(pairs, names)
-        return pictures.confusion(pairs, names) if names else pictures.scatter(*zip(*pairs, strict=True))
+            return pictures.by_label(predicted, names)
+        return pictures.confusion(predicted, names) if names else pictures.scatter(predicted)
 
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:

@@ -137,8 +137,7 @@ class TokenClassification(TextTask[Recipe]):
                 yield line
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
-        pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
-        return pictures.confusion(pairs, self.tags.names, of="words")
+        return pictures.confusion([row for row in predicted if "prediction" in row], self.tags.names, of="words")
 
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
