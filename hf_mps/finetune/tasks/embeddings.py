@@ -23,12 +23,12 @@ from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import embeddings
-from hf_mps.finetune.models.embeddings import WHOLE, Span
+from hf_mps.finetune.models.embeddings import NAMES, WHOLE, Span
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, R
+from hf_mps.finetune.tasks import CALLS_PARTS, SENTENCE_TRANSFORMERS, Dataset, Prepared, R
 from hf_mps.finetune.tasks._text import TokenTask
-from hf_mps.finetune.text import lengths, tokens
+from hf_mps.finetune.text import buckets, lengths, tokens
 from hf_mps.metrics.selection import choose
 
 Loss = Literal["CosineSimilarityLoss", "CoSENTLoss", "MultipleNegativesRankingLoss"]
@@ -36,6 +36,7 @@ SCORED: tuple[Loss, ...] = ("CosineSimilarityLoss", "CoSENTLoss")
 RANKED: tuple[Loss, ...] = ("MultipleNegativesRankingLoss",)
 SHOWN = 5
 """Words of an embedding that predictions.csv shows."""
+DRAWN = Choice(buckets.RANDOM, "sentence-transformers draws its batches itself")
 INNER, COST = "SparseMultipleNegativesRankingLoss", "FlopsLoss"
 """The loss inside SpladeLoss, and its own regularizer."""
 
@@ -95,18 +96,42 @@ class EmbeddingTask(SentenceTask[R]):
 
     def encoded(self, rows: Mapping[str, Rows], span: Span = WHOLE) -> tuple[dict[str, Any], list[int]]:
         """Return the texts of each split with their scores, and the tokens of each training row's longest text."""
-        roles = [role for role in self.recipe.data.columns.roles() if role != "score"]
-        made = {split: embeddings.encoded(rows[split], self.tokenizer, self.longest, roles, span) for split in rows}
+        made = {split: self._encoded(rows[split], span) for split in rows}
         counts = {split: made[split]["lengths"][:] for split in made}
         self.choose_lengths(counts)
         self.collator = self.padding()
         return {split: made[split].remove_columns("lengths") for split in SPLITS}, [max(row) for row in counts["train"]]
 
+    def _encoded(self, rows: Rows, span: Span) -> Dataset:
+        """Return the rows' texts, the score brought from `span` to 0 to 1, and `lengths`: the tokens of each text."""
+        roles = [role for role in self.recipe.data.columns.roles() if role != "score"]
+        has_score, tokenizer, longest = "score" in rows.dataset.column_names, self.tokenizer, self.longest
+        tokens.refuse_other_than_text(rows, roles)
+
+        def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+            texts = {NAMES[role]: tokens.texts(rows, role, batch, indices) for role in roles}
+            cut = [tokenizer(column, truncation=True, max_length=longest)["input_ids"] for column in texts.values()]
+            made: dict[str, Any] = {**texts, "lengths": [[len(ids) for ids in row] for row in zip(*cut, strict=True)]}
+            if has_score:
+                low, high = span
+                made["score"] = [(float(raw) - low) / (high - low) for raw in batch["score"]]
+            return made
+
+        kinds = {**{NAMES[role]: "string" for role in roles}, "lengths": ("int32",)}
+        # Metal refuses the float64 that a plain Python float would become.
+        kinds |= {"score": "float32"} if has_score else {}
+        key = ("embedded texts", longest, roles, span)
+        return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=key, features=kinds)
+
     def trained(
         self, rows: Rows, evaluator: Any, choices: Mapping[str, Choice[Any]], scored: bool = False, **parts: Any
     ) -> Prepared:
         """Return `made` for a training that `evaluator` measures on `rows`, of pairs with a score or without."""
-        sampling = embeddings.sampling(self.recipe, scored=scored)
+        sampling = Choice("random, no text twice", "a text that comes twice in a batch would be its own wrong answer")
+        if asked := self.recipe.training.get("batch_sampler"):
+            sampling = Choice(str(asked), "the recipe says so")
+        elif scored:
+            sampling = DRAWN
         parts["choices"] = {"lengths": self.length, **choices, "sampling": sampling, **self.choices}
         defaults = embeddings.arguments(ranked=not scored)
         return self.made((rows, evaluator), baseline=evaluator.baseline(), arguments_defaults=defaults, **parts)
@@ -225,7 +250,7 @@ class SentenceEmbeddings(EmbeddingTask[Recipe]):
     def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
         """Yield the cosine of each pair of texts, or the embedding of each text alone."""
         embed = partial(embeddings.embedded, trainer.model, self.collator, at_once=trainer.args.eval_batch_size)
-        found = [embed(some, embeddings.NAMES[role]) for role, some in texts.items()]
+        found = [embed(some, NAMES[role]) for role, some in texts.items()]
         for number, cosine in enumerate((found[0] * found[-1]).sum(axis=1).tolist()):
             line = {role: some[number] for role, some in texts.items()}
             yield line | ({"embedding": found[0][number]} if len(texts) == 1 else {"cosine": round(cosine, 4)})
@@ -332,7 +357,7 @@ class SparseEmbeddings(EmbeddingTask[SparseRecipe]):
     def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
         """Yield the score of each pair of texts, or the words' weights of each text alone."""
         model = trainer.model
-        found = [matrix(model, self.collator, some, embeddings.NAMES[role]) for role, some in texts.items()]
+        found = [matrix(model, self.collator, some, NAMES[role]) for role, some in texts.items()]
         for number, score in enumerate(embeddings.products(found[0], found[-1]).tolist()):
             line: dict[str, Any] = {role: some[number] for role, some in texts.items()}
             said = {"score": round(score, 4)} if len(found) > 1 else {"words": heaviest(model, found[0][number])}

@@ -19,8 +19,8 @@ from hf_mps.finetune.models import embeddings
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks import Dataset, Prepared
-from hf_mps.finetune.tasks.embeddings import SentenceTask
-from hf_mps.finetune.text import buckets, lengths, tokens
+from hf_mps.finetune.tasks.embeddings import DRAWN, SentenceTask
+from hf_mps.finetune.text import lengths, tokens
 from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.metrics import Baseline
 from hf_mps.metrics.scores import ndcg, order, reciprocal_rank
@@ -126,7 +126,7 @@ class Rerank(SentenceTask[Recipe]):
                 "lengths": self.length,
                 "loss": Choice(loss, "loss in the recipe" if recipe.loss else why),
                 "queries": _described(found["train"], evaluator.without if "rerank" in measured.names else 0),
-                "sampling": Choice(buckets.RANDOM, "sentence-transformers draws its batches itself"),
+                "sampling": DRAWN,
                 **self.choices,
             },
             trainer=trainer(evaluator, listed=listed),
