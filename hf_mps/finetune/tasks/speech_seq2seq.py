@@ -173,7 +173,7 @@ class SpeechSeq2Seq(speech_recognition.SpeechTask[Recipe]):
         """Open feature extractor and tokenizer, and settle the lengths of sound and of texts."""
         from transformers import Seq2SeqTrainingArguments, WhisperProcessor
 
-        from hf_mps.finetune.models.speech_trainer import SpeechTrainer
+        from hf_mps.finetune.models.token_trainer import SpeechTrainer
 
         self.extractor = self.checkpoint.feature_extractor()
         # The tokenizer's folder keeps these settings.

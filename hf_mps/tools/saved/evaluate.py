@@ -22,10 +22,9 @@ from hf_mps.core.text import aligned, counted
 from hf_mps.finetune.data import labels, load
 from hf_mps.finetune.recipe import overrides, schema
 from hf_mps.finetune.recipe.resolve import validate
-from hf_mps.finetune.run import measuring
 from hf_mps.finetune.text import lengths
 from hf_mps.metrics.selection import is_metric
-from hf_mps.tools.saved.run import NOWHERE, SavedRun, on_device, say
+from hf_mps.tools.saved.run import NOWHERE, SavedRun, on_device, say, trainer_of
 
 FILES = "data.files"
 # Keys of the recipe's own rows, which other files do not take over.
@@ -106,7 +105,7 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
             # `prepare` takes the model itself as the reference, as at the start of a training; here it is the base.
             if (reference := task.reference()) is not None:
                 prepared.trainer_settings["ref_model"] = reference
-            trainer, chosen = measuring.trainer(prepared, recipe, device, folder, run.chosen, batch)
+            trainer, chosen = trainer_of(prepared, recipe, device, folder, run.chosen, batch)
             if not found.metrics:
                 found.main, found.device, found.choices = prepared.metrics.main, device, {**chosen, **weights}
                 status.over()

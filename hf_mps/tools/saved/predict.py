@@ -27,10 +27,9 @@ from hf_mps.finetune.data import formats, load
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report.predictions import cell
-from hf_mps.finetune.run import measuring
 from hf_mps.finetune.tasks import Picture, Prepared
 from hf_mps.finetune.text import tokens
-from hf_mps.tools.saved.run import SavedRun, on_device, say
+from hf_mps.tools.saved.run import SavedRun, forget_rows, on_device, say, trainer_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -74,7 +73,7 @@ def predict(
             for some, kept in given.batches(made.task.at_a_time):
                 found = pictures.kept(made.answers(trainer, some, probabilities))
                 write(_beside(found, some, kept) if keep else found)
-                measuring.forget_rows(trainer)
+                forget_rows(trainer)
                 read += len(some.dataset)
                 status.now(f"answered {read:,} rows, {read / max(time.monotonic() - began, 1e-9):,.0f} a second …")
     seconds = time.monotonic() - began
@@ -93,7 +92,7 @@ def answering(run: SavedRun, batch: int | None = None) -> Iterator[tuple[Prepare
     """
     with on_device(run) as (run, device, folder, weights), status.shown("loading the model …"):
         made = run.task_class(run.to_use, run.checkpoint, device.value).open(run.chosen)
-        trainer, chosen = measuring.trainer(made, run.to_use, device, folder, run.chosen, batch)
+        trainer, chosen = trainer_of(made, run.to_use, device, folder, run.chosen, batch)
         say(run, device, {**chosen, **weights})
         status.over()
         yield made, trainer

@@ -16,8 +16,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.run import measuring
-from hf_mps.tools.saved.run import open_run
+from hf_mps.tools.saved.run import forget_rows, open_run
 from tests.finetune import tiny
 from tests.finetune.tiny import Ended
 from tests.snapshots import masked
@@ -217,7 +216,7 @@ def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
     with predict.opened(run, str(pairs.rows)) as given, predict.answering(run) as (made, trainer):
         for some, _ in given.batches(2):
             assert len(list(made.answers(trainer, some))) == 2
-            measuring.forget_rows(trainer)
+            forget_rows(trainer)
             counts.append(alive())
     assert len(counts) >= 4
     assert counts[-1] <= counts[0]
