@@ -21,7 +21,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.report import plot
 from hf_mps.layer import guards
 from hf_mps.tools import bench
-from hf_mps.tools.bench import Asked, launches
+from hf_mps.tools.bench import Asked
 from hf_mps.tools.bench.cases import TRAINING, Case, Work, stepping
 from hf_mps.tools.bench.outcome import Outcome, bars, draw, folder_for, signer
 from hf_mps.tools.dryrun.launches import table_of
@@ -263,7 +263,7 @@ def test_what_a_step_launches_is_counted_without_the_looks_of_sentinels() -> Non
         yield made[0]
 
     device = Choice("mps", "the test's")
-    plain = launches._counted(Case("tiny", make), device, table_of(None))
+    plain = bench._counted(Case("tiny", make), device, table_of(None))
     with guards.suspended(kind="sentinel"):
-        without = launches._counted(Case("tiny", make), device, table_of(None))
+        without = bench._counted(Case("tiny", make), device, table_of(None))
     assert plain["on_a_mac"] == without["on_a_mac"]
