@@ -189,10 +189,18 @@ def kept(config: Any) -> Labels:
     return kind(names, keys(names, {key(name) for name in names}), "the model's configuration")
 
 
-def choices(labels: Labels) -> dict[str, Choice[str]]:
-    """Return the labels in words, with how they were found, and the doubts where there are any, for a header."""
-    said = f"{len(labels.names)} classes: {listed(labels.names)}" if labels.names else "regression"
-    return {"labels": Choice(said, labels.reason), **doubted("labels", labels.doubts)}
+def choices(labels: Labels, train: Rows) -> dict[str, Choice[str]]:
+    """Return the labels in words, with how they were found, and the doubts where there are any, for a header.
+
+    Of several labels it says how many a row of `train` has.
+    """
+    told, reason = "regression", labels.reason
+    if isinstance(labels, LabelSets):
+        mean = sum(_set_counts(train, labels)) / len(train.dataset)
+        told, reason = f"{len(labels.names)}, {mean:.2f} a row: {listed(labels.names)}", f"several a row; {reason}"
+    elif labels.names:
+        told = f"{len(labels.names)} classes: {listed(labels.names)}"
+    return {"labels": Choice(told, reason), **doubted("labels", labels.doubts)}
 
 
 def doubted(what: str, doubts_found: Sequence[str]) -> dict[str, Choice[str]]:
@@ -412,13 +420,6 @@ def decide_sets(
     unused = [name for name, count in zip(found.names, counts, strict=True) if not count]
     doubtful = [*doubts(found.names), *([f"no training row has {listed(unused)}"] if unused else [])]
     return replace(found, doubts=tuple(doubtful))
-
-
-def sets_described(found: LabelSets, train: Rows | None = None) -> dict[str, Choice[Any]]:
-    """Return the labels in words, how many a row has in `train`, and the doubts, as a header shows them."""
-    mean = f", {sum(_set_counts(train, found)) / len(train.dataset):.2f} a row" if train is not None else ""
-    said = f"{len(found.names)}{mean}: {listed(found.names)}"
-    return {"labels": Choice(said, f"several a row; {found.reason}"), **doubted("labels", found.doubts)}
 
 
 def _inner_type(rows: Rows) -> Any:

@@ -109,7 +109,7 @@ class ImageClassification(ImageTask[Recipe]):
             choices={
                 "images": images.prepared_by(self.processing_class, MODES),
                 "augmentation": images.described_augmentation(recipe.augmentation),
-                **labels.choices(classes),
+                **labels.choices(classes, rows["train"]),
             },
             figures=lambda predicted: pictures.confusion(predicted, classes.names),
         )

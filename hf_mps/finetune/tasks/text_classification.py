@@ -105,16 +105,16 @@ class TextClassification(TextTask[Recipe]):
         self.least = predictions.threshold(recipe.threshold)
         if recipe.data.columns.text_pair:
             self.snippet = snippets()[f"{self.name} pair"]
+        self.choices |= labels.choices(classes, train)
         measured: metrics.Metrics
         if isinstance(classes, labels.LabelSets):
             measured = of_sets(recipe.metrics, recipe.task)
-            self.choices = {**labels.sets_described(classes, train), "threshold": self.least}
+            self.choices["threshold"] = self.least
             self.snippet = snippets()[f"{self.name} sets"].format(threshold=self.least.value)
         else:
             usual = ["accuracy", "f1" if len(classes.names) == 2 else "f1/macro"]
             usual = usual if classes.names else ["pearsonr", "spearmanr", "mae", "rmse"]
             measured = metrics.of_labels(recipe.metrics or usual, recipe.task, len(classes.names))
-            self.choices = dict(labels.choices(classes))
         config = labels.configure(self.checkpoint.config(), classes.names, recipe.config_overrides)
         # Given here: transformers would guess it from the labels' dtype in the first batch.
         config.problem_type = classes.problem_type

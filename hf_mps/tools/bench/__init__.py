@@ -8,7 +8,7 @@ step's launches with their classes, waits and copies.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -105,14 +105,21 @@ def measure(asked: Asked) -> outcome.Outcome:
 
 
 def count(asked: Asked, release: str | None) -> tuple[dict[str, Choice[Any]], list[dict[str, Any]]]:
-    """Return the facts, and what a training step of every case launches on the simulated device. Imports torch.
+    """Return the facts, and what a training step of every case launches on the simulated device, means of STEPS.
 
-    Raises UserError as `measure`, and where the device is a Mac's own.
+    `on_a_mac` is what they launch on PyTorch `release`, by default the installed one. Imports torch. Raises UserError
+    as `measure`, and where the device is a Mac's own.
     """
     settings.refuse_unknown()
     device = metal_device()
+    if simulator.loaded() is None:
+        raise UserError("--launches counts on the simulated device, and this one is real; next: the same on Linux")
+    from hf_mps.tools.dryrun.launches import table_of
+
+    table = table_of(release)
     with _cases(asked) as cases:
-        return outcome.facts_of(asked, device, HOW), of_cases(cases, device, release)
+        found = [{"network": case.name, **_counted(case, device, table)} for case in cases]
+    return outcome.facts_of(asked, device, HOW), found
 
 
 @contextmanager
@@ -165,20 +172,6 @@ STEPS, FIRST = 4, 3
 """Steps that are counted, and those before: optimizers make their states and guards take their looks."""
 HOW = Choice("counts of a step", f"means of {STEPS} training steps after {FIRST}; a launch is a dispatch or a graph")
 SHOWN = ("launches", "blits", "waits", "copies_in", "copies_out")
-
-
-def of_cases(cases: Iterable[Case], device: Choice[str], release: str | None) -> list[dict[str, Any]]:
-    """Return the counts of a training step of each case on the simulated device, means of STEPS.
-
-    `classes` are what they launch on PyTorch `release`, by default the installed one. Raises UserError where the device
-    is not simulated: a Mac does not count.
-    """
-    if simulator.loaded() is None:
-        raise UserError("--launches counts on the simulated device, and this one is real; next: the same on Linux")
-    from hf_mps.tools.dryrun.launches import table_of
-
-    table = table_of(release)
-    return [{"network": case.name, **_counted(case, device, table)} for case in cases]
 
 
 def _counted(case: Case, device: Choice[str], table: Any) -> dict[str, Any]:
