@@ -16,7 +16,7 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._language import Labelled, generated
+from hf_mps.finetune.tasks._language import Labelled
 from hf_mps.finetune.text import chat
 
 IMAGE = {"type": "image"}
@@ -30,8 +30,6 @@ PIXELS = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
 """What image processors return that batches are made of here; of each row its images', in their order."""
 KINDS = "mm_token_type_ids"
 """Which tokens are an image's, as Qwen-VL's positions need it: 1, others 0."""
-Asked = tuple[int, Sequence[chat.Message]]
-"""A row's place, and the conversation about its images that is to be answered."""
 # Dimensions of pixels that hold a row's images side by side: (1, images, channels, height, width).
 SIDE_BY_SIDE = 5
 
@@ -258,31 +256,6 @@ def refuse_unlike(reader: Reader, data: ImageChats, collator: Any, takes: Sequen
             allowed = "allowed: a model such as SmolVLM, Idefics3, Qwen-VL or LLaVA 1.5"
             raise UserError(f"{type(reader.processor).__name__} {told}; {allowed}")
         return
-
-
-def answers(
-    model: Any, rows: Rows, reader: Reader, collator: Collator, asked: Sequence[Asked], most: int, at_once: int
-) -> Iterator[dict[str, str]]:
-    """Yield the images of each conversation of `asked`, and its answer of at most `most` tokens, `at_once` at a time.
-
-    Greedy, so that equal weights answer equally. Raises UserError for a row that cannot be used.
-    """
-    import torch
-
-    model.eval()
-    for start in range(0, len(asked), at_once):
-        some = asked[start : start + at_once]
-        prompts, shown = [], []
-        for index, said in some:
-            seen = opened(rows, index, sum(part["type"] == "image" for message in said for part in message["content"]))
-            with chat.of_row(rows, index):
-                prompts.append(reader.prompt(said, [one.size for one in seen]))
-            shown.append(pixels(reader.processor.image_processor, seen))
-        width, filler = max(map(len, prompts)), reader.tokenizer.pad_token_id
-        padded = torch.tensor([[filler] * (width - len(ids)) + ids for ids in prompts])  # as `generated` pads them
-        beside = {name: value.to(model.device) for name, value in collator.beside(padded, shown).items()}
-        for (index, _), text in zip(some, generated(model, reader.tokenizer, prompts, most, **beside), strict=True):
-            yield {"image": ", ".join(map(images.named, values(rows.dataset[index]))), "generated": text}
 
 
 AUTO_CLASS = "AutoModelForImageTextToText"

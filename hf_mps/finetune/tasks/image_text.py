@@ -11,7 +11,7 @@ from pydantic import Field
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.media import image_chats
+from hf_mps.finetune.media import image_chats, images
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.tasks import Dataset, Prepared, _language, snippets
 from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked, learned, readable
@@ -139,13 +139,28 @@ class ImageText(LanguageTask[Recipe]):
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each conversation up to its last answer, the answer in the data, and the model's own."""
+        import torch
+
+        reader, model, joining = self.reader, trainer.model.eval(), self._joining()
         at_once = self.batch if trainer.train_dataset is not None else trainer.args.eval_batch_size
-        prompts = [(index, messages) for index, (messages, _) in enumerate(inputs)]
-        most, joining = self.recipe.generate.max_new_tokens, self._joining()
-        found = image_chats.answers(trainer.model, rows, self.reader, joining, prompts, most, at_once)
-        for (messages, truth), row in zip(inputs, found, strict=True):
-            known = {} if truth is None else {"reference": truth}
-            yield {"image": row["image"], "prompt": readable(messages), **known, "generated": row["generated"]}
+        for start in range(0, len(inputs), at_once):
+            some = inputs[start : start + at_once]
+            prompts, shown = [], []
+            for index, (messages, _) in enumerate(some, start):
+                places = sum(part["type"] == "image" for message in messages for part in message["content"])
+                seen = image_chats.opened(rows, index, places)
+                with chat.of_row(rows, index):
+                    prompts.append(reader.prompt(messages, [one.size for one in seen]))
+                shown.append(image_chats.pixels(reader.processor.image_processor, seen))
+            width, filler = max(map(len, prompts)), reader.tokenizer.pad_token_id
+            padded = torch.tensor([[filler] * (width - len(ids)) + ids for ids in prompts])  # as `generated` pads them
+            beside = {name: value.to(model.device) for name, value in joining.beside(padded, shown).items()}
+            most = self.recipe.generate.max_new_tokens
+            texts = _language.generated(model, reader.tokenizer, prompts, most, **beside)
+            for index, ((messages, truth), text) in enumerate(zip(some, texts, strict=True), start):
+                files = ", ".join(map(images.named, image_chats.values(rows.dataset[index])))
+                known = {} if truth is None else {"reference": truth}
+                yield {"image": files, "prompt": readable(messages), **known, "generated": text}
 
     def _takes(self) -> tuple[str, ...]:
         """Return the arguments of the model's forward pass, of the one inside adapters."""
