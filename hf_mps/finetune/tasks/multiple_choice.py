@@ -33,15 +33,6 @@ class Columns(schema.Columns):
     label: str = "label"
     """The column of the label."""
 
-    def roles(self) -> dict[str, str]:
-        """The column of each role that the task reads; choices in columns of their own are `choice_0`, `choice_1`, …"""
-        if isinstance(self.choices, str):
-            choices = {"choices": self.choices}
-        else:
-            choices = {f"choice_{number}": column for number, column in enumerate(self.choices)}
-        before = {"context": self.context, **({"start": self.start} if self.start else {})}
-        return {**before, **choices, "label": self.label}
-
     def wrong(self) -> Iterator[str]:
         if not isinstance(self.choices, str) and len(self.choices) < 2:
             yield "names fewer than two choices; give a column for each, or one column of lists"

@@ -32,12 +32,6 @@ class Columns(schema.Columns):
     label: str | list[str] = "label"
     """The column of the label."""
 
-    def roles(self) -> dict[str, str]:
-        """The column of each role; labels in columns of their own are `label_0`, `label_1`, …"""
-        named = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
-        one = {role: column for role, column in named.items() if isinstance(column, str) and column}
-        return one | {f"{labels.LABEL_COLUMN}{number}": name for number, name in enumerate(self.columns_of_labels)}
-
     @property
     def columns_of_labels(self) -> list[str]:
         """The columns of 0 and 1; empty where one column holds the labels."""
