@@ -110,7 +110,7 @@ def _count(value: Any) -> Any:
 def moves(before: str, after: str) -> dict[str, tuple[str, ...]]:
     """Return the operators that `after` launches in another way, by what became of them; empty where none is known."""
     try:
-        return dict(versions.moves(of_release(before), of_release(after)))
+        return {move: names for move, names in versions.moves(of_release(before), of_release(after)).items() if names}
     except UserError as error:  # a nightly wheel, whose launch classes nobody has read
         print(f"launch classes: {error}", file=sys.stderr)
         return {}

@@ -58,4 +58,4 @@ def run_upgrade(release: str, *, json: bool = False) -> None:
     with contextlib.suppress(UserError):  # of a variable, which `run` reports
         activate()
     found = versions.compared(release)
-    findings.show(versions.sections(found).items(), {"upgrade": found.values}, json=json)
+    findings.show(versions.sections(found).items(), {"upgrade": found}, json=json)

@@ -147,12 +147,6 @@ class Upgrade:
     unknown: str = ""
     """Why the operators are not known."""
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """Return the JSON object."""
-        moved = {move: self.operators.get(move, ()) for move in MOVES}
-        return {"now": self.now, "then": self.then, "faults": self.faults, "operators": moved, "unknown": self.unknown}
-
 
 def compared(release: str) -> Upgrade:
     """Return the installed torch compared with `release` on this chip and macOS. Raises UserError for no release."""
@@ -162,7 +156,7 @@ def compared(release: str) -> Upgrade:
     try:
         moved, unknown = moves(of_release(now), of_release(then)), ""
     except UserError as error:
-        moved, unknown = {}, str(error)
+        moved, unknown = dict.fromkeys(MOVES, ()), str(error)
     return Upgrade(now, then, tuple(_faults(now, then)), moved, unknown)
 
 
@@ -187,14 +181,13 @@ def moves(now: LaunchTable, then: LaunchTable) -> dict[Move, tuple[str, ...]]:
     """Return the operators, by their names without overloads, whose launch class another release changes."""
     names = {name for name in now.names() | then.names() if not ELSEWHERE.search(name)}
     bases = [{_base(name) for name in names if table.ways(name)} for table in (now, then)]
-    found: dict[Move, set[str]] = {}
+    found: dict[Move, set[str]] = {move: set() for move in MOVES}
     for name in names:
         move, base = _move(now.ways(name), then.ways(name)), _base(name)
         # An overload that comes or goes is none: its operator is there.
         if move is not None and not (move in ("absent", "new") and all(base in each for each in bases)):
-            found.setdefault(move, set()).add(base)
-    kept = [move for move in MOVES if move in found]
-    return {move: tuple(sorted(found[move], key=lambda name: (name.startswith("_"), name))) for move in kept}
+            found[move].add(base)
+    return {move: tuple(sorted(some, key=lambda name: (name.startswith("_"), name))) for move, some in found.items()}
 
 
 def _base(name: str) -> str:
@@ -252,7 +245,7 @@ def _operators(upgrade: Upgrade) -> Iterator[Finding]:
         says, _, advice = upgrade.unknown.rpartition("; next: ")
         yield note("operators", f"their launches are not known: {says}", advice)
     for move, what in MOVES.items():
-        if names := upgrade.operators.get(move):
+        if names := upgrade.operators[move]:
             more = f", and {len(names) - NAMED} more (--json)" if len(names) > NAMED else ""
             yield ok(move, f"{what}: {', '.join(names[:NAMED])}{more}")
 
