@@ -137,8 +137,9 @@ class Evaluation(Feature):
         settled = {"logging_steps": every, "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 2}
         reason = "the default: after each epoch"
         if draft.prepared.stream is not None:
-            often, reason = pace.cadence(steps)
-            settled |= often
+            third = math.ceil(steps / pace.EVALUATIONS)
+            settled |= {"eval_strategy": "steps", "eval_steps": third, "save_strategy": "steps", "save_steps": third}
+            reason = f"the default of streamed rows: every {third} steps, a third of the run"
         if "save_total_limit" not in training and training.get("save_strategy") == "no":
             del settled["save_total_limit"]
         choices["evaluation"] = draft.setting("eval_strategy", settled["eval_strategy"], reason)

@@ -156,17 +156,15 @@ class EmbeddingTask(SentenceTask[R]):
     @classmethod
     def smoke_rows(cls, recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Return pairs of short texts about one thing, with a score or a negative where the recipe has them."""
-        named, rows = recipe.data.columns.roles(), []
+        scored, rows = "score" in recipe.data.columns.roles(), []
         for number, (text, other) in enumerate(synthetic.about_things()):
-            row: dict[str, Any] = {named["text"]: text, named["text_pair"]: other}
-            if "negative" in named:
-                row[named["negative"]] = synthetic.about_another(number)
-            if "score" in named:
+            row: dict[str, Any] = {"text": text, "text_pair": other, "negative": synthetic.about_another(number)}
+            if scored:
                 low, high = recipe.data.score_range or (0.0, 5.0)
-                row[named["score"]] = float(high) if number % 2 else low + (high - low) / 10 * (number % 5)
+                row["score"] = float(high) if number % 2 else low + (high - low) / 10 * (number % 5)
                 if number % 2 == 0:
-                    row[named["text_pair"]] = f"Kofi sleeps near the {synthetic.THINGS[number % 6]}."
-            rows.append(row)
+                    row["text_pair"] = f"Kofi sleeps near the {synthetic.THINGS[number % 6]}."
+            rows.append(synthetic.named(recipe, row))
         return {"train": rows[:16], "validation": rows[16:]}
 
 
