@@ -59,6 +59,6 @@ def push(
 
     Example: `hf-mps push runs/quickstart OWNER/quickstart --dry-run`
     """
-    from hf_mps.tools.export.push import push as send
+    from hf_mps.tools.export.make import push as send
 
     send(run, name, private=private, dry_run=dry_run)

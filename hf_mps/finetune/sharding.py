@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -58,8 +57,10 @@ def choose(recipe: Recipe, training: Mapping[str, Any], prepared: Prepared, devi
         if training.get("fsdp_config"):
             raise UserError("training.fsdp_config says how FSDP divides a model; next: training.fsdp=true")
         return None
-    if asker == BY_FILE:
-        refuse_fsdp1()
+    # FSDP1, accelerate's default, has parameters of another kind.
+    if asker == BY_FILE and (version := os.environ.get(VERSION, "1")) != "2":
+        told = f"accelerate's configuration file asks for FSDP {version}"
+        raise UserError(f"{told}; allowed: 2; next: fsdp_version: 2 in its fsdp_config")
     world = World.here()
     if device == "mps":
         told = "recipes have FSDP on CUDA and the CPU: on mps PyTorch cannot free a storage, and gathered weights"
@@ -163,13 +164,6 @@ def problem(key: str, value: Any) -> str:
     return ""
 
 
-def refuse_fsdp1() -> None:
-    """Raise UserError where accelerate's file asks for FSDP1, its default, whose parameters are of another kind."""
-    if (version := os.environ.get(VERSION, "1")) != "2":
-        told = f"accelerate's configuration file asks for FSDP {version}"
-        raise UserError(f"{told}; allowed: 2; next: fsdp_version: 2 in its fsdp_config")
-
-
 @contextmanager
 def ready(model: Any, device: str) -> Iterator[None]:
     """Around the making of a Trainer under FSDP: its accelerator takes the plugin on a CPU too, and blocks that can be.
@@ -207,13 +201,3 @@ def ready(model: Any, device: str) -> Iterator[None]:
 def quiet() -> AbstractContextManager[None]:
     """Suppress FSDP2's warning of a module that returns a view, which nobody changes: a deferred head does."""
     return ignoring(UserWarning, r"FSDP2-wrapped module .*DeferredHead.* returned a view tensor")
-
-
-def save_whole(trainer: Any, folder: Path) -> None:
-    """Write the whole model as `from_pretrained` reads it; called by every rank, written by the main one.
-
-    Trainer.save_model writes nothing where checkpoints are of parts (SHARDED_STATE_DICT).
-    """
-    state = trainer.accelerator.get_state_dict(trainer.model)
-    if trainer.args.should_save:
-        trainer._save(str(folder), state_dict=state)

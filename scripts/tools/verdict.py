@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from hf_mps.core.errors import UserError, run_command
 from hf_mps.metal.kernels import metallib, store
 from hf_mps.metal.operators.launch_class import of_release
-from hf_mps.tools.doctor import upgrade
+from hf_mps.tools.doctor import versions
 from hf_mps.tools.dryrun.audit import audit
 from hf_mps.tools.dryrun.launches import Launches
 from hf_mps.tools.dryrun.resolve import resolve_target
@@ -110,7 +110,7 @@ def _count(value: Any) -> Any:
 def moves(before: str, after: str) -> dict[str, tuple[str, ...]]:
     """Return the operators that `after` launches in another way, by what became of them; empty where none is known."""
     try:
-        return dict(upgrade.moves(of_release(before), of_release(after)))
+        return {move: names for move, names in versions.moves(of_release(before), of_release(after)).items() if names}
     except UserError as error:  # a nightly wheel, whose launch classes nobody has read
         print(f"launch classes: {error}", file=sys.stderr)
         return {}
@@ -212,7 +212,7 @@ def _release(found: Mapping[str, Any], release: str, before: str | None) -> Iter
     counts = ", ".join(f"{changed[name]:,} {name}" for name in ("added", "changed", "removed", "same"))
     yield from ("", f"**Kernels:** {counts}; {changed['changed and run']:,} of the changed ones ran here.")
     for move, names in found["moves"][f"{before} {release}"].items():
-        yield from ("", f"**Operators that {upgrade.MOVES[move]}:** {_names(names)}.")
+        yield from ("", f"**Operators that {versions.MOVES[move]}:** {_names(names)}.")
 
 
 def _difference(one: Mapping[str, Any], release: str, before: str | None) -> Iterator[str]:

@@ -96,8 +96,11 @@ def one_file(folder: Path, drawn: tuple[tuple[str, bytes], list[str], bool, bool
             for row in islice(Reader(stream.reading, 0, 1), 20):
                 assert isinstance(row["text"], str)
             return
-        decide = labels.decide_sets if labels.has_sets(rows["train"], None, None) else labels.decide
-        decide(rows["train"], [rows["validation"]])
+        train, others = rows["train"], [rows["validation"]]
+        if labels.has_sets(train, None, None):
+            labels.decide_sets(train, others, None, (), None)
+        else:
+            labels.decide(train, others)
     except (UserError, TooManyBroken) as error:
         complaint(error, name)
 

@@ -179,18 +179,28 @@ def classes(config: Any) -> tuple[str, ...]:
 
 def kept(config: Any) -> Labels:
     """Return the classes that a saved model's configuration names, in the order of their ids; none for one number a
-    row.
+    row, `LabelSets` where a row has several.
     """
-    if config.problem_type == "regression" or config.num_labels == 1:
+    several = config.problem_type == MULTI_LABEL
+    if not several and (config.problem_type == "regression" or config.num_labels == 1):
         return Labels((), {}, "the model's configuration has one number a row")
     names = classes(config)
-    return Labels(names, keys(names, {key(name) for name in names}), "the model's configuration")
+    kind = LabelSets if several else Labels
+    return kind(names, keys(names, {key(name) for name in names}), "the model's configuration")
 
 
-def choices(labels: Labels) -> dict[str, Choice[str]]:
-    """Return the labels in words, with how they were found, and the doubts where there are any, for a header."""
-    said = f"{len(labels.names)} classes: {listed(labels.names)}" if labels.names else "regression"
-    return {"labels": Choice(said, labels.reason), **doubted("labels", labels.doubts)}
+def choices(labels: Labels, train: Rows) -> dict[str, Choice[str]]:
+    """Return the labels in words, with how they were found, and the doubts where there are any, for a header.
+
+    Of several labels it says how many a row of `train` has.
+    """
+    told, reason = "regression", labels.reason
+    if isinstance(labels, LabelSets):
+        mean = sum(_set_counts(train, labels)) / len(train.dataset)
+        told, reason = f"{len(labels.names)}, {mean:.2f} a row: {listed(labels.names)}", f"several a row; {reason}"
+    elif labels.names:
+        told = f"{len(labels.names)} classes: {listed(labels.names)}"
+    return {"labels": Choice(told, reason), **doubted("labels", labels.doubts)}
 
 
 def doubted(what: str, doubts_found: Sequence[str]) -> dict[str, Choice[str]]:
@@ -361,16 +371,11 @@ def has_sets(rows: Rows, separator: str | None, problem_type: ProblemType | None
 
 
 def decide_sets(
-    train: Rows,
-    others: Iterable[Rows],
-    named_in_recipe: Sequence[str] | None = None,
-    *,
-    columns: Sequence[str] = (),
-    separator: str | None = None,
+    train: Rows, others: Iterable[Rows], named: Sequence[str] | None, columns: Sequence[str], separator: str | None
 ) -> LabelSets:
     """Return what the labels of every split mean; the training rows say which there are unless somebody names them.
 
-    `columns` are the names of the columns of 0 and 1, `named_in_recipe` those of labels in the order of their ids.
+    `columns` are the names of the columns of 0 and 1, `named` those of labels in the recipe, in the order of their ids.
     Raises UserError, naming file, row and label, for a gap, for a label outside the set, and for fewer than two.
     """
     splits = (train, *others)
@@ -390,10 +395,10 @@ def decide_sets(
         found = replace(found, names=tuple(columns), columns=roles)
     else:
         seen = {one for raw in train.dataset["label"] if raw is not None for one in found.keys_of(raw)}
-        named = of_column(train, _inner_type(train), named_in_recipe, seen, in_order)
-        if len(named.names) == 1 and named.reason.startswith(FOUND):
-            raise UserError(f"{train.where}: the only label is '{brief(named.names[0])}'; allowed: two labels or more")
-        found = replace(found, names=named.names, keys=named.keys, reason=named.reason)
+        whole = of_column(train, _inner_type(train), named, seen, in_order)
+        if len(whole.names) == 1 and whole.reason.startswith(FOUND):
+            raise UserError(f"{train.where}: the only label is '{brief(whole.names[0])}'; allowed: two labels or more")
+        found = replace(found, names=whole.names, keys=whole.keys, reason=whole.reason)
     for rows in splits:
         for index, raw in enumerate(_raw_sets(rows, found)):
             if found.known(raw):
@@ -417,26 +422,6 @@ def decide_sets(
     return replace(found, doubts=tuple(doubtful))
 
 
-def kept_sets(config: Any) -> LabelSets | None:
-    """Return the labels that a saved model's configuration names; None where its rows have a class or a number each."""
-    if config.problem_type != MULTI_LABEL:
-        return None
-    names = classes(config)
-    return LabelSets(names, keys(names, {key(name) for name in names}), "the model's configuration")
-
-
-def sets_described(found: LabelSets, train: Rows | None = None) -> dict[str, Choice[Any]]:
-    """Return the labels in words, how many a row has in `train`, and the doubts, as a header shows them."""
-    mean = f", {sum(_set_counts(train, found)) / len(train.dataset):.2f} a row" if train is not None else ""
-    said = f"{len(found.names)}{mean}: {listed(found.names)}"
-    return {"labels": Choice(said, f"several a row; {found.reason}"), **doubted("labels", found.doubts)}
-
-
-def encoded_sets(rows: Rows, found: LabelSets) -> list[list[float]]:
-    """Return every row's labels as numbers of shape (rows, labels), in its order."""
-    return [found.encode(raw) for raw in _raw_sets(rows, found)]
-
-
 def _inner_type(rows: Rows) -> Any:
     """Return the type of the labels inside the lists of a split; None where its label is no list."""
     return getattr(rows.dataset.features.get("label"), "feature", None)
@@ -444,7 +429,7 @@ def _inner_type(rows: Rows) -> Any:
 
 def _set_counts(rows: Rows, found: LabelSets) -> list[float]:
     """Return how many rows have each label."""
-    return [sum(column) for column in zip(*encoded_sets(rows, found), strict=True)]
+    return [sum(column) for column in zip(*map(found.encode, _raw_sets(rows, found)), strict=True)]
 
 
 def _raw_sets(rows: Rows, found: LabelSets) -> list[Any]:

@@ -77,13 +77,6 @@ def splits_to_read(data: schema.Data) -> list[str]:
     return [split for split in dict.fromkeys((*SPLITS, *named)) if split not in held]
 
 
-def refuse_unread(rows: Mapping[str, Rows], read: Collection[str], task: str) -> None:
-    """Raise UserError for a split that the task would load in vain."""
-    for split in rows:
-        if split not in read:
-            raise UserError(f"data names a split {split}, which {task} does not measure; allowed: {', '.join(SPLITS)}")
-
-
 def load(data: schema.Data, seed: int, only: Collection[str] = ()) -> dict[str, Rows]:
     """Return the rows of `train`, `validation` and any further split, with its columns renamed to their roles.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,14 +61,26 @@ def rows(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return what `row` makes up for each split of the recipe, the validation one that may be held out among them.
 
-    There are ROWS, or `least` where that is more.
+    `row` returns values by their roles. There are ROWS, or `least` where that is more.
     """
     draw, found = random.Random(recipe.seed), {}
     for split in dict.fromkeys((*load.splits_to_read(recipe.data), "validation")):
         made = MadeUp(draw, folder, split, max(ROWS["train" if split == "train" else "validation"], least))
         # The loop sets the attribute: each row is made with its own number.
-        found[split] = [row(recipe, made) for made.number in range(made.count)]
+        found[split] = [named(recipe, row(recipe, made)) for made.number in range(made.count)]
     return found
+
+
+def named(recipe: schema.Recipe, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the recipe's columns from values by their roles; `translation.en` is a key of a dict."""
+    row: dict[str, Any] = {}
+    for role, column in recipe.data.columns.roles().items():
+        *outer, last = column.split(".")
+        here = row
+        for name in outer:
+            here = here.setdefault(name, {})
+        here[last] = values[role]
+    return row
 
 
 def word(draw: random.Random, kind: int) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.finetune import sharding, smoke
-from hf_mps.finetune.features.arguments import Evaluation, KeptModel, Loading, Optimizer, Output, Seed
+from hf_mps.finetune.features.arguments import Batches, Evaluation, KeptModel, Loading, Optimizer, Output, Seed
 from hf_mps.finetune.features.attention import Attention, AttentionKernels
 from hf_mps.finetune.features.base import Draft, Feature, Plan
-from hf_mps.finetune.features.batches import Batches
 from hf_mps.finetune.features.cuda_graphs import CudaGraphs
 from hf_mps.finetune.features.early_steps import EarlySteps
 from hf_mps.finetune.features.machine import ExpectedFallback, MemoryFit, NoSleep, OneGpu, Precision

@@ -16,9 +16,8 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks._language import LABELLED, Labelled, generated
-from hf_mps.finetune.text import chat, tokens
-from hf_mps.finetune.text.lengths import IGNORED
+from hf_mps.finetune.tasks._language import Labelled
+from hf_mps.finetune.text import chat
 
 IMAGE = {"type": "image"}
 # An image's place in the text of a message, as LLaVA's files and LLaMA-Factory's have it.
@@ -31,8 +30,6 @@ PIXELS = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
 """What image processors return that batches are made of here; of each row its images', in their order."""
 KINDS = "mm_token_type_ids"
 """Which tokens are an image's, as Qwen-VL's positions need it: 1, others 0."""
-Asked = tuple[int, Sequence[chat.Message]]
-"""A row's place, and the conversation about its images that is to be answered."""
 # Dimensions of pixels that hold a row's images side by side: (1, images, channels, height, width).
 SIDE_BY_SIDE = 5
 
@@ -161,36 +158,9 @@ def _part_of(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def tokenised(rows: Rows, reader: Reader, longest: int, prompt: str | None, content: str) -> Dataset:
-    """Return a split's rows as tokens, labels (IGNORED but on the assistant's words) and the number of their images.
-
-    `row` is each one's place in `rows`. Rows are cut to `longest`, never within an image; a row without any of the
-    assistant's words left is dropped. Raises UserError for a row that holds no conversation, or no image file.
-    """
-
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        made: dict[str, list[Any]] = {"input_ids": [], "labels": [], "pictures": [], "row": []}
-        for place, index in enumerate(indices):
-            row = {role: column[place] for role, column in batch.items()}
-            with chat.of_row(rows, index):
-                said = conversation(row, prompt)
-                sizes = [images.dimensions(rows, index, value, _role(row)) for value in values(row)]
-                encoded = reader.encode(said, sizes, longest)
-            # Nothing precedes the first token, so nothing can predict it.
-            if any(encoded.assistant_mask[1:]):
-                pairs = zip(encoded.input_ids, encoded.assistant_mask, strict=True)
-                made["input_ids"].append(encoded.input_ids)
-                made["labels"].append([one if learned else IGNORED for one, learned in pairs])
-                made["pictures"].append(encoded.pictures)
-                made["row"].append(index)
-        return made
-
-    features, key = {**LABELLED, "pictures": "int32", "row": "int32"}, ("image chats", longest, prompt or "")
-    found = tokens.map_cached(rows, encode, content=content, key=key, features=features)
-    if len(found) == 0:
-        remedy = "give a longer one, or a smaller max_image_tokens"
-        raise UserError(f"{rows.where}: no row holds a word of the assistant within max_length {longest}; {remedy}")
-    return found
+def sizes(rows: Rows, index: int, row: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return (width, height) of each image of a row, from its file's header. Raises UserError for no image file."""
+    return [images.dimensions(rows, index, value, _role(row)) for value in values(row)]
 
 
 def opened(rows: Rows, index: int, count: int | None = None) -> list[Any]:
@@ -286,31 +256,6 @@ def refuse_unlike(reader: Reader, data: ImageChats, collator: Any, takes: Sequen
             allowed = "allowed: a model such as SmolVLM, Idefics3, Qwen-VL or LLaVA 1.5"
             raise UserError(f"{type(reader.processor).__name__} {told}; {allowed}")
         return
-
-
-def answers(
-    model: Any, rows: Rows, reader: Reader, collator: Collator, asked: Sequence[Asked], most: int, at_once: int
-) -> Iterator[dict[str, str]]:
-    """Yield the images of each conversation of `asked`, and its answer of at most `most` tokens, `at_once` at a time.
-
-    Greedy, so that equal weights answer equally. Raises UserError for a row that cannot be used.
-    """
-    import torch
-
-    model.eval()
-    for start in range(0, len(asked), at_once):
-        some = asked[start : start + at_once]
-        prompts, shown = [], []
-        for index, said in some:
-            seen = opened(rows, index, sum(part["type"] == "image" for message in said for part in message["content"]))
-            with chat.of_row(rows, index):
-                prompts.append(reader.prompt(said, [one.size for one in seen]))
-            shown.append(pixels(reader.processor.image_processor, seen))
-        width, filler = max(map(len, prompts)), reader.tokenizer.pad_token_id
-        padded = torch.tensor([[filler] * (width - len(ids)) + ids for ids in prompts])  # as `generated` pads them
-        beside = {name: value.to(model.device) for name, value in collator.beside(padded, shown).items()}
-        for (index, _), text in zip(some, generated(model, reader.tokenizer, prompts, most, **beside), strict=True):
-            yield {"image": ", ".join(map(images.named, values(rows.dataset[index]))), "generated": text}
 
 
 AUTO_CLASS = "AutoModelForImageTextToText"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -11,21 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from hf_mps.core import extras
-from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.distributed.world import World
 from hf_mps.finetune.models import trainer_mixins
-from hf_mps.finetune.text import buckets, tokens
 from hf_mps.finetune.text.lengths import Lengths, PadToBucket, pad_values
 from hf_mps.metrics import Baseline, Metrics
 from hf_mps.metrics.selection import Chosen
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from hf_mps.finetune.data.load import Rows
-    from hf_mps.finetune.recipe.schema import Recipe
 
 # Each role's column for sentence-transformers, which refuses a name that begins with another one's.
 NAMES = {"text": "anchor", "text_pair": "positive", "negative": "negative"}
@@ -59,37 +54,6 @@ def library(task: str) -> Any:
     except ImportError as error:
         raise UserError(f"{task} needs sentence-transformers 6; next: {extras.install('embeddings')}") from error
     return sentence_transformers
-
-
-def encoded(rows: Rows, tokenizer: Any, longest: int, roles: Sequence[str], span: Span = WHOLE) -> Dataset:
-    """Return the texts of `roles`, the score brought from `span` to 0 to 1, and `lengths`: the tokens of each text."""
-
-    tokens.refuse_other_than_text(rows, roles)
-    has_score = "score" in rows.dataset.column_names
-
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        texts = {NAMES[role]: tokens.texts(rows, role, batch, indices) for role in roles}
-        cut = [tokenizer(column, truncation=True, max_length=longest)["input_ids"] for column in texts.values()]
-        made: dict[str, Any] = {**texts, "lengths": [[len(ids) for ids in row] for row in zip(*cut, strict=True)]}
-        if has_score:
-            low, high = span
-            made["score"] = [(float(raw) - low) / (high - low) for raw in batch["score"]]
-        return made
-
-    kinds = {**{NAMES[role]: "string" for role in roles}, "lengths": ("int32",)}
-    # Metal refuses the float64 that a plain Python float would become.
-    kinds |= {"score": "float32"} if has_score else {}
-    key = ("embedded texts", longest, roles, span)
-    return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=key, features=kinds)
-
-
-def sampling(recipe: Recipe, *, scored: bool) -> Choice[str]:
-    """Describe how batches are drawn: of pairs without a score no text comes twice in one."""
-    if asked := recipe.training.get("batch_sampler"):
-        return Choice(str(asked), "the recipe says so")
-    if scored:
-        return Choice(buckets.RANDOM, "sentence-transformers draws its batches itself")
-    return Choice("random, no text twice", "a text that comes twice in a batch would be its own wrong answer")
 
 
 def collator(model: Any, length: Lengths, prompts: Any) -> Any:

@@ -1,5 +1,5 @@
 """transformers' Trainer with an evaluation over tokens: losses are summed, never averaged by batches, no logits are
-kept.
+kept. And the trainer of speech that is written by generation.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy
 import torch
-from transformers import Trainer
+from transformers import Seq2SeqTrainer, Trainer
 
 from hf_mps.finetune.loss import chunked, deferred_head
 from hf_mps.finetune.models.trainer_mixins import MeasuredBefore
+from hf_mps.finetune.run.logging import errors_only
 from hf_mps.finetune.text.lengths import IGNORED
 from hf_mps.metrics.selection import Chosen
 
@@ -118,3 +119,12 @@ def perplexity(loss: float) -> float:
         return math.exp(loss)
     except OverflowError:
         return math.inf
+
+
+class SpeechTrainer(MeasuredBefore, Seq2SeqTrainer):  # type: ignore[misc]
+    """Seq2SeqTrainer without the warnings that Whisper's generation draws from transformers' own."""
+
+    def prediction_step(self, *arguments: Any, **settings: Any) -> Any:
+        # Whisper's own generate hands transformers' a configuration and settings beside it, which is warned of.
+        with errors_only():
+            return super().prediction_step(*arguments, **settings)

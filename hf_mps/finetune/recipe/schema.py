@@ -74,8 +74,13 @@ class Columns(Section):
     """The columns of the data by their roles; a task's own names the roles. One that is None is not in the data."""
 
     def roles(self) -> dict[str, str]:
-        """Return {role: column} of the columns that the task reads."""
-        return {role: column for role, column in self if column}
+        """Return {role: column} of the columns that the task reads; of several for `choices` each is `choice_0`, …"""
+        found: dict[str, str] = {}
+        for role, column in self:
+            several = enumerate(column) if isinstance(column, list) else ()
+            found |= {f"{role.removesuffix('s')}_{number}": one for number, one in several}
+            found |= {role: column} if isinstance(column, str) and column else {}
+        return found
 
     @field_validator("*", mode="before")
     @classmethod

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from PIL import Image
 from transformers import TrainerCallback
 from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 
@@ -70,7 +71,7 @@ class Examples(TrainerCallback):  # type: ignore[misc]
         for file in sorted(place.parent.glob("step-*"))[:-KEPT]:
             file.unlink()
         trackers = [each for each in self.trainer.callback_handler.callbacks if isinstance(each, TRACKERS)]
-        image = _opened(made) if trackers and isinstance(made, bytes) else None
+        image = Image.open(io.BytesIO(made)).convert("RGB") if trackers and isinstance(made, bytes) else None
         for tracker in trackers:
             _track(tracker, step, made, rows, image)
 
@@ -89,12 +90,6 @@ class Seen:
         if self._seen is not None and inputs is self._trainer.eval_dataset:
             return SimpleNamespace(predictions=self._seen)
         return self._trainer.predict(inputs)
-
-
-def _opened(made: bytes) -> Any:
-    from PIL import Image
-
-    return Image.open(io.BytesIO(made)).convert("RGB")
 
 
 def _track(callback: Any, step: int, made: str | bytes, rows: Iterable[Mapping[str, Any]], image: Any) -> None:

@@ -240,14 +240,14 @@ NUMBERED = 16
 LONGEST_NAME = 24
 
 
-def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str], of: str = "rows") -> dict[str, bytes]:
-    """Return confusion_matrix.png of (truth, answer) pairs over the classes `names` in their order; a pair is one of
+def confusion(rows: Rows, names: Sequence[str], of: str = "rows") -> dict[str, bytes]:
+    """Return confusion_matrix.png of `label` and `prediction` over the classes `names` in their order; each is one of
     `of`.
 
-    A cell shows the number of pairs, its shade the share of its row's truth. Beyond SHOWN classes only those with the
+    A cell shows the number of rows, its shade the share of its row's truth. Beyond SHOWN classes only those with the
     most mistakes are shown, and the title says so.
     """
-    counts = Counter(pairs)
+    counts = Counter((row["label"], row["prediction"]) for row in rows)
     classes = _most_mistaken(counts, names)
     table = [[counts[truth, answer] for answer in classes] for truth in classes]
     title = f"Validation {of} by class"
@@ -273,16 +273,16 @@ def confusion(pairs: Sequence[tuple[str, str]], names: Sequence[str], of: str = 
     return {"confusion_matrix.png": png((side + 1, side), paint, layout="constrained")}
 
 
-def by_label(pairs: Sequence[tuple[Sequence[str], Sequence[str]]], names: Sequence[str]) -> dict[str, bytes]:
-    """Return labels.png of (true labels, answered labels) pairs of rows: F1 of each label, with how many have it.
+def by_label(rows: Rows, names: Sequence[str]) -> dict[str, bytes]:
+    """Return labels.png of `label` and `prediction`, each several: F1 of each label, with how many rows have it.
 
     Beyond SHOWN labels only the most frequent are shown, and the title says so.
     """
     true, said, right = Counter[str](), Counter[str](), Counter[str]()
-    for truth, answer in pairs:
-        true.update(truth)
-        said.update(answer)
-        right.update(set(truth) & set(answer))
+    for row in rows:
+        true.update(row["label"])
+        said.update(row["prediction"])
+        right.update(set(row["label"]) & set(row["prediction"]))
     shown = sorted(names, key=lambda name: -true[name])[:SHOWN][::-1]
     scores = [2 * right[name] / max(1, true[name] + said[name]) for name in shown]
     title = "F1 of each label" + (f": the {SHOWN} commonest of {len(names)}" if len(names) > SHOWN else "")
@@ -297,8 +297,9 @@ def by_label(pairs: Sequence[tuple[Sequence[str], Sequence[str]]], names: Sequen
     return {"labels.png": png((7, 1.6 + 0.26 * len(shown)), paint, layout="constrained")}
 
 
-def scatter(truths: Sequence[float], answers: Sequence[float]) -> dict[str, bytes]:
-    """Return values.png: each answered value over the truth, with the line of equality."""
+def scatter(rows: Rows) -> dict[str, bytes]:
+    """Return values.png: each `prediction` over its `label`, with the line of equality."""
+    truths, answers = ([row[name] for row in rows] for name in ("label", "prediction"))
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()

@@ -144,13 +144,6 @@ def by_name(shares: Any, names: Sequence[str]) -> Row:
     return {"probabilities": {name: round(float(share), 4) for name, share in zip(names, shares, strict=True)}}
 
 
-def confusion(predicted: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Mapping[str, bytes]:
-    """Return the picture of a confusion matrix of the rows of predictions.csv."""
-    from hf_mps.finetune.report import pictures
-
-    return pictures.confusion([(row["label"], row["prediction"]) for row in predicted], names)
-
-
 def threshold(asked: float | None, chosen: Mapping[str, Any] | None = None) -> Choice[float]:
     """Return the probability from which on a label is answered; `chosen` holds what the run of a saved model chose."""
     if asked is not None:

@@ -36,11 +36,25 @@ def finish(device: Any) -> None:
         torch.cuda.synchronize(device)
 
 
-class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
+class Stored(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """A callback whose attributes each checkpoint stores among the callbacks' states (trainer_state.json)."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the attributes as Trainer stores them."""
+        return {"args": {}, "attributes": {name: value for name, value in self.__dict__.items() if name[0] != "_"}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        name = type(self).__name__
+        if state.global_step and (stored := state.stateful_callbacks.get(name)):
+            self.__dict__.update(stored["attributes"])
+        state.stateful_callbacks[name] = self.state()  # Trainer saves only the callbacks listed there
+
+
+class Stopwatch(Stored):
     """Seconds of training steps, without evaluations and checkpoints, over every part of a stopped and resumed run.
 
-    Each checkpoint stores the seconds among the callbacks' states (trainer_state.json), so that a kill loses only those
-    after the last one. They count from `first_step`: above 0 where a checkpoint stores none.
+    Each checkpoint stores the seconds, so that a kill loses only those after the last one. They count from
+    `first_step`: above 0 where a checkpoint stores none.
     """
 
     def __init__(self) -> None:
@@ -48,16 +62,9 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.first_step = 0
         self._mark = 0.0
 
-    def state(self) -> dict[str, Any]:
-        """Return the seconds as Trainer stores them."""
-        return {"args": {}, "attributes": {"seconds": self.seconds, "first_step": self.first_step}}
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        name = type(self).__name__
-        stored = state.stateful_callbacks.get(name) if state.global_step else None
-        before = stored["attributes"] if stored else {"seconds": 0.0, "first_step": state.global_step}
-        self.seconds, self.first_step = before["seconds"], before["first_step"]
-        state.stateful_callbacks.setdefault(name, self.state())  # Trainer saves only the callbacks listed there
+        self.seconds, self.first_step = 0.0, state.global_step
+        super().on_train_begin(args, state, control)
         self._mark = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -80,8 +87,8 @@ class Stopwatch(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._mark = now
 
 
-class Shares(TrainerCallback, ExportableState):  # type: ignore[misc]
-    """Stores in each checkpoint how the run's first process group shared a step (among the callbacks' states)."""
+class Shares(Stored):
+    """Stores in each checkpoint how the run's first process group shared a step."""
 
     # Defaults, since Trainer makes an object without arguments before it restores the state (ExportableState).
     def __init__(self, processes: int = 1, batch: int = 0, accumulation: int = 1) -> None:
@@ -105,16 +112,6 @@ class Shares(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Return those of a checkpoint's trainer_state.json; None for one of an earlier release."""
         found = (state.get("stateful_callbacks") or {}).get(cls.__name__)
         return cls(**found["attributes"]) if found else None
-
-    def state(self) -> dict[str, Any]:
-        """Return the numbers as Trainer stores them."""
-        return {"args": {}, "attributes": dict(self.__dict__)}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        stored = state.stateful_callbacks.get(type(self).__name__) if state.global_step else None
-        if stored:
-            self.__dict__.update(stored["attributes"])
-        state.stateful_callbacks[type(self).__name__] = self.state()
 
 
 class OwnDraws(TrainerCallback):  # type: ignore[misc]

@@ -69,7 +69,7 @@ def describe(error: BaseException) -> str | None:
 def way_on(error: BaseException, resolved: ResolvedRecipe, smaller: Callable[[bool], list[str]]) -> str:
     """Return a clause with the command to type next after a failure of the disk or of memory, else an empty string.
 
-    `smaller` gives the words for smaller batches (`batches.smaller`), of an evaluation or of a step.
+    `smaller` gives the words for smaller batches (`arguments.smaller`), of an evaluation or of a step.
     An evaluation by smaller batches goes on with the run; smaller ones in a step are another recipe, which begins anew.
     """
     for cause in chain(error):

@@ -20,8 +20,8 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.finetune import sharding
+from hf_mps.finetune.features.arguments import SIZE
 from hf_mps.finetune.features.base import Plan
-from hf_mps.finetune.features.batches import SIZE
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
 from hf_mps.finetune.run.failures import RESULTS
 from hf_mps.finetune.run.run_dir import STATE, RunDir, checkpoints, differences

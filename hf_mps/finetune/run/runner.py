@@ -14,7 +14,7 @@ from hf_mps.core import notices, settings, status
 from hf_mps.core.errors import INTERRUPTED, RunError, UserError
 from hf_mps.distributed.ranks import Ranks
 from hf_mps.finetune import report
-from hf_mps.finetune.features import batches
+from hf_mps.finetune.features import arguments
 from hf_mps.finetune.features.machine import MemoryAdjustments, awake
 from hf_mps.finetune.recipe import expect
 from hf_mps.finetune.recipe.resolve import ResolvedRecipe
@@ -156,7 +156,7 @@ def _failures_in_one_line(
         if run_dir is None:
             raise RunError(f"{words}{failures.place_of_cache(error)}") from error
         if Ranks.here().world.alone:  # several processes have a launcher's command
-            kept_files += failures.way_on(error, resolved, partial(batches.smaller, training or {}))
+            kept_files += failures.way_on(error, resolved, partial(arguments.smaller, training or {}))
         raise RunError(f"{words}{kept_files}") from error
 
 

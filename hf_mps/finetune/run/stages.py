@@ -41,7 +41,6 @@ from hf_mps.finetune.run import checks, processes
 from hf_mps.finetune.run.record import closing_table, header, make_record
 from hf_mps.finetune.run.run_dir import RunDir, Splits, digest_rows
 from hf_mps.finetune.run.trainer import recipe_trainer
-from hf_mps.finetune.sharding import save_whole
 from hf_mps.finetune.stream import pace
 from hf_mps.finetune.tasks import Prepared
 from hf_mps.finetune.text import tokens
@@ -201,7 +200,10 @@ def _check_whole(run: PreparedRun, run_dir: RunDir) -> None:
     """Refuse what only a whole run refuses once rows and model are loaded; adds the choices about the rows."""
     recipe, prepared = run.resolved.recipe, run.prepared
     checks.refuse_unknown_operators(recipe.fallback)
-    load.refuse_unread(run.rows, (*load.SPLITS, *prepared.further), recipe.task)
+    for split in run.rows:  # a task would load it in vain
+        if split not in (*load.SPLITS, *prepared.further):
+            told = f"data names a split {split}, which {recipe.task} does not measure"
+            raise UserError(f"{told}; allowed: {', '.join(load.SPLITS)}")
     for text in expect.unmeasured(recipe, run.resolved.changed, prepared).values():
         raise UserError(text)
     run_dir.refuse_other_rows(run.splits)
@@ -352,7 +354,10 @@ def _measured(trainer: Any) -> dict[str, float]:
 def keep(trainer: Any, save: Callable[[Any, Path], None] | None, run_dir: RunDir) -> None:
     """Write the trained model into the run's folder: whole, or by `save` of the task. Every rank calls it."""
     if trainer.is_fsdp_enabled:
-        save_whole(trainer, run_dir.staging)
+        # Trainer.save_model writes nothing where checkpoints are of parts (SHARDED_STATE_DICT).
+        state = trainer.accelerator.get_state_dict(trainer.model)
+        if trainer.args.should_save:
+            trainer._save(str(run_dir.staging), state_dict=state)
     elif save is not None:
         processes.by_writers(run_dir, lambda: save(trainer, run_dir.staging))
     else:

@@ -48,13 +48,6 @@ def steps(training: Mapping[str, Any], stream: Streamed, rows: int | None, batch
     return Choice(number, f"{about}{rows:,} rows (data.rows.train) at {together} samples a step")
 
 
-def cadence(number: int) -> tuple[dict[str, Any], str]:
-    """Return the arguments that say when to evaluate and to keep a checkpoint, and the reason."""
-    every = math.ceil(number / EVALUATIONS)
-    settled = {"eval_strategy": "steps", "eval_steps": every, "save_strategy": "steps", "save_steps": every}
-    return settled, f"the default of streamed rows: every {every} steps, a third of the run"
-
-
 def workers() -> Choice[int]:
     """Choose how many processes read and tokenise ahead of the training."""
     cores = os.cpu_count() or 1

@@ -183,7 +183,7 @@ class Task(Generic[R]):
 
     @staticmethod
     def smoke_row(recipe: Any, made: MadeUp) -> dict[str, Any]:
-        """Return one row of `smoke_rows`, from what `made` draws for it."""
+        """Return the values of one row of `smoke_rows` by their roles, from what `made` draws for it."""
         raise NotImplementedError
 
     @classmethod

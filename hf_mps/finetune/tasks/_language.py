@@ -29,7 +29,8 @@ from hf_mps.metrics import Baseline
 from hf_mps.metrics.selection import Chosen
 
 Conversation = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
-Made = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+Made = Callable[[dict[str, Any], int], Mapping[str, Any] | None]
+"""Makes columns of a row and its place."""
 Asked = tuple[list[dict[str, Any]], str | None]
 """The messages before an answer, and the answer in the data where it is known."""
 
@@ -116,21 +117,6 @@ def started_from(recipe: Recipe) -> Any:
     Raises UserError where it is not there any more.
     """
     return replace(resolve(recipe.model), dtype=recipe.weights).model(AUTO_CLASS)[0]
-
-
-def answers(trainer: Any, tokenizer: Any, prompts: Sequence[str], how: Generate, at_once: int) -> Iterator[str]:
-    """Yield the answer to each prompt, without special tokens; greedy, so that equal weights answer equally.
-
-    Prompts are cut on their left so that prompt and answer fit the model's positions.
-    """
-    model = trainer.model
-    longest_prompt = max(1, positions(model) - how.max_new_tokens)
-    model.eval()
-    for start in range(0, len(prompts), at_once):
-        # verbose=False: the tokenizer would warn of prompts longer than the model's positions, and they are cut here.
-        made = tokenizer(list(prompts[start : start + at_once]), add_special_tokens=False, verbose=False)
-        ids = [prompt_ids[-longest_prompt:] for prompt_ids in made["input_ids"]]
-        yield from generated(model, tokenizer, ids, how.max_new_tokens)
 
 
 def positions(model_: Any) -> int:
@@ -255,7 +241,7 @@ class LanguageTask(TokenTask[R]):
             usable: dict[str, list[Any]] = {name: [] for name in kinds}
             for place, index in enumerate(indices):
                 with chat.of_row(rows, index):
-                    made = make({role: column[place] for role, column in batch.items()})
+                    made = make({role: column[place] for role, column in batch.items()}, index)
                 for name, value in (made or {}).items():
                     usable[name].append(value)
             return usable
@@ -297,24 +283,31 @@ class ChatTask(LanguageTask[R]):
         return self.made()
 
     def answers(self, trainer: Any, rows: Rows, inputs: Sequence[Asked], every: bool = False) -> Iterator[Any]:
-        """Yield each conversation without the template's tokens, the answer in the data, and what the model writes."""
+        """Yield each conversation without the template's tokens, the answer in the data, and what the model writes.
+
+        Greedily, so that equal weights answer equally. Prompts are cut on their left so that prompt and answer fit the
+        model's positions.
+        """
         kwargs = self.recipe.training.get("chat_template_kwargs") or {}
         prompts = []
         for index, (messages, _) in enumerate(inputs):
             with chat.of_row(rows, index):
                 prompts.append(chat.render(self.tokenizer, messages, prompt=True, **kwargs))
-        written = answers(trainer, self.tokenizer, prompts, self.generates(), self.at_once(trainer))
-        for (messages, truth), text in zip(inputs, written, strict=True):
-            yield {"prompt": readable(messages), **({} if truth is None else {"reference": truth}), "generated": text}
+        model, most = trainer.model.eval(), self.generates().max_new_tokens
+        longest = max(1, positions(model) - most)
+        # Only a saved model's trainer has no rows to train on; it answers as many at once as --batch says.
+        at_once = PROMPTS if trainer.train_dataset is not None else int(trainer.args.eval_batch_size)
+        for start in range(0, len(inputs), at_once):
+            # verbose=False: the tokenizer would warn of prompts longer than the model's positions, which are cut here.
+            made = self.tokenizer(prompts[start : start + at_once], add_special_tokens=False, verbose=False)
+            texts = generated(model, self.tokenizer, [ids[-longest:] for ids in made["input_ids"]], most)
+            for (messages, truth), text in zip(inputs[start : start + at_once], texts, strict=True):
+                known = {} if truth is None else {"reference": truth}
+                yield {"prompt": readable(messages), **known, "generated": text}
 
     def generates(self) -> Generate:
         """Return how answers are generated."""
         return Generate()
-
-    def at_once(self, trainer: Any) -> int:
-        """Return how many answers are generated at once: a saved model's as --batch says."""
-        # Only a saved model's trainer has no rows to train on.
-        return PROMPTS if trainer.train_dataset is not None else int(trainer.args.eval_batch_size)
 
 
 def readable(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -23,12 +23,12 @@ from hf_mps.core.errors import UserError, brief
 from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.models import embeddings
-from hf_mps.finetune.models.embeddings import WHOLE, Span
+from hf_mps.finetune.models.embeddings import NAMES, WHOLE, Span
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
-from hf_mps.finetune.tasks import CALLS_PARTS, SENTENCE_TRANSFORMERS, Prepared, R
+from hf_mps.finetune.tasks import CALLS_PARTS, SENTENCE_TRANSFORMERS, Dataset, Prepared, R
 from hf_mps.finetune.tasks._text import TokenTask
-from hf_mps.finetune.text import lengths, tokens
+from hf_mps.finetune.text import buckets, lengths, tokens
 from hf_mps.metrics.selection import choose
 
 Loss = Literal["CosineSimilarityLoss", "CoSENTLoss", "MultipleNegativesRankingLoss"]
@@ -36,6 +36,7 @@ SCORED: tuple[Loss, ...] = ("CosineSimilarityLoss", "CoSENTLoss")
 RANKED: tuple[Loss, ...] = ("MultipleNegativesRankingLoss",)
 SHOWN = 5
 """Words of an embedding that predictions.csv shows."""
+DRAWN = Choice(buckets.RANDOM, "sentence-transformers draws its batches itself")
 INNER, COST = "SparseMultipleNegativesRankingLoss", "FlopsLoss"
 """The loss inside SpladeLoss, and its own regularizer."""
 
@@ -50,11 +51,27 @@ class SentenceTask(TokenTask[R]):
     # Of a saved model: `prepare` names the trainer that trains. Static, or Python would bind the function to the task.
     trainer = staticmethod(embeddings.apart)
 
-    def begin(self, opened: tuple[Any, Choice[str]], chosen: Mapping[str, Any] | None = None) -> None:
-        """Take the opened model and its description, and settle the longest length: that of `chosen` where saved."""
-        self.model, self.choices["model"] = opened
+    def opened(self) -> tuple[Any, str]:
+        """Return the model, and what it is made of in words. Raises UserError for one that cannot be used."""
+        raise NotImplementedError
+
+    def padding(self) -> Any:
+        """Return the collator of what a saved model reads."""
+        raise NotImplementedError
+
+    def begin(self, chosen: Mapping[str, Any] | None = None) -> None:
+        """Load and describe the model, and settle the longest length: that of `chosen` where saved."""
+        self.model, parts = self.opened()
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        self.choices["model"] = Choice(self.checkpoint.name, f"{parts}, {count / 1e6:.1f} M parameters")
         self.read_by(self.model.tokenizer, self.checkpoint.config(), chosen)
         self.model.max_seq_length = self.longest  # what sentence-transformers itself cuts texts to
+
+    def open(self, chosen: Mapping[str, Any]) -> Prepared:
+        embeddings.library(self.name)
+        self.begin(chosen)
+        self.collator = self.padding()
+        return self.made()
 
     def choose_lengths(self, counts: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Choose what batches are padded to, from the tokens of each text of each row."""
@@ -68,43 +85,56 @@ class EmbeddingTask(SentenceTask[R]):
     batch = embeddings.BATCH
     optional = ("text_pair",)
 
-    def encoder(self) -> Any:
-        """Return the model, with its own pooling or else sentence-transformers' default."""
-        return self.checkpoint.of_sentence_transformers(self.auto_class, self.device)
+    def opened(self) -> tuple[Any, str]:
+        """Return the model, with its own pooling or else sentence-transformers' default, and its parts."""
+        model = self.checkpoint.of_sentence_transformers(self.auto_class, self.device)
+        return model, " + ".join(type(part).__name__ for part in model)
 
-    def open_encoder(self, chosen: Mapping[str, Any] | None = None) -> None:
-        """Load and describe the model, and settle its longest length."""
-        model = self.encoder()
-        count = sum(parameter.numel() for parameter in model.parameters())
-        parts = " + ".join(type(part).__name__ for part in model)
-        self.begin((model, Choice(self.checkpoint.name, f"{parts}, {count / 1e6:.1f} M parameters")), chosen)
-
-    def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        embeddings.library(self.name)
-        self.open_encoder(chosen)
-        self._collate()
-        return self.made()
+    def padding(self) -> Any:
+        """Return the collator."""
+        return embeddings.collator(self.model, self.length.value, self.recipe.training.get("prompts"))
 
     def encoded(self, rows: Mapping[str, Rows], span: Span = WHOLE) -> tuple[dict[str, Any], list[int]]:
         """Return the texts of each split with their scores, and the tokens of each training row's longest text."""
-        roles = [role for role in self.recipe.data.columns.roles() if role != "score"]
-        made = {split: embeddings.encoded(rows[split], self.tokenizer, self.longest, roles, span) for split in rows}
+        made = {split: self._encoded(rows[split], span) for split in rows}
         counts = {split: made[split]["lengths"][:] for split in made}
         self.choose_lengths(counts)
-        self._collate()
+        self.collator = self.padding()
         return {split: made[split].remove_columns("lengths") for split in SPLITS}, [max(row) for row in counts["train"]]
+
+    def _encoded(self, rows: Rows, span: Span) -> Dataset:
+        """Return the rows' texts, the score brought from `span` to 0 to 1, and `lengths`: the tokens of each text."""
+        roles = [role for role in self.recipe.data.columns.roles() if role != "score"]
+        has_score, tokenizer, longest = "score" in rows.dataset.column_names, self.tokenizer, self.longest
+        tokens.refuse_other_than_text(rows, roles)
+
+        def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+            texts = {NAMES[role]: tokens.texts(rows, role, batch, indices) for role in roles}
+            cut = [tokenizer(column, truncation=True, max_length=longest)["input_ids"] for column in texts.values()]
+            made: dict[str, Any] = {**texts, "lengths": [[len(ids) for ids in row] for row in zip(*cut, strict=True)]}
+            if has_score:
+                low, high = span
+                made["score"] = [(float(raw) - low) / (high - low) for raw in batch["score"]]
+            return made
+
+        kinds = {**{NAMES[role]: "string" for role in roles}, "lengths": ("int32",)}
+        # Metal refuses the float64 that a plain Python float would become.
+        kinds |= {"score": "float32"} if has_score else {}
+        key = ("embedded texts", longest, roles, span)
+        return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=key, features=kinds)
 
     def trained(
         self, rows: Rows, evaluator: Any, choices: Mapping[str, Choice[Any]], scored: bool = False, **parts: Any
     ) -> Prepared:
         """Return `made` for a training that `evaluator` measures on `rows`, of pairs with a score or without."""
-        sampling = embeddings.sampling(self.recipe, scored=scored)
+        sampling = Choice("random, no text twice", "a text that comes twice in a batch would be its own wrong answer")
+        if asked := self.recipe.training.get("batch_sampler"):
+            sampling = Choice(str(asked), "the recipe says so")
+        elif scored:
+            sampling = DRAWN
         parts["choices"] = {"lengths": self.length, **choices, "sampling": sampling, **self.choices}
         defaults = embeddings.arguments(ranked=not scored)
         return self.made((rows, evaluator), baseline=evaluator.baseline(), arguments_defaults=defaults, **parts)
-
-    def _collate(self) -> None:
-        self.collator = embeddings.collator(self.model, self.length.value, self.recipe.training.get("prompts"))
 
     def inputs(self, rows: Rows) -> dict[str, list[str]]:
         """Return the texts of `rows` by their roles: alone, or in pairs."""
@@ -126,17 +156,15 @@ class EmbeddingTask(SentenceTask[R]):
     @classmethod
     def smoke_rows(cls, recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
         """Return pairs of short texts about one thing, with a score or a negative where the recipe has them."""
-        named, rows = recipe.data.columns.roles(), []
+        scored, rows = "score" in recipe.data.columns.roles(), []
         for number, (text, other) in enumerate(synthetic.about_things()):
-            row: dict[str, Any] = {named["text"]: text, named["text_pair"]: other}
-            if "negative" in named:
-                row[named["negative"]] = synthetic.about_another(number)
-            if "score" in named:
+            row: dict[str, Any] = {"text": text, "text_pair": other, "negative": synthetic.about_another(number)}
+            if scored:
                 low, high = recipe.data.score_range or (0.0, 5.0)
-                row[named["score"]] = float(high) if number % 2 else low + (high - low) / 10 * (number % 5)
+                row["score"] = float(high) if number % 2 else low + (high - low) / 10 * (number % 5)
                 if number % 2 == 0:
-                    row[named["text_pair"]] = f"Kofi sleeps near the {synthetic.THINGS[number % 6]}."
-            rows.append(row)
+                    row["text_pair"] = f"Kofi sleeps near the {synthetic.THINGS[number % 6]}."
+            rows.append(synthetic.named(recipe, row))
         return {"train": rows[:16], "validation": rows[16:]}
 
 
@@ -194,7 +222,7 @@ class SentenceEmbeddings(EmbeddingTask[Recipe]):
         recipe, library = self.recipe, embeddings.library(self.name)
         scored = recipe.data.columns.score is not None
         measured = metrics.load(choose(recipe.metrics, ["sts" if scored else "retrieval"], recipe.task).names)
-        self.open_encoder()
+        self.begin()
         span = _span(recipe, rows) if scored else Choice(WHOLE, "")
         data, counts = self.encoded(rows, span.value)
         loss = recipe.loss or (SCORED if scored else RANKED)[0]
@@ -220,7 +248,7 @@ class SentenceEmbeddings(EmbeddingTask[Recipe]):
     def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
         """Yield the cosine of each pair of texts, or the embedding of each text alone."""
         embed = partial(embeddings.embedded, trainer.model, self.collator, at_once=trainer.args.eval_batch_size)
-        found = [embed(some, embeddings.NAMES[role]) for role, some in texts.items()]
+        found = [embed(some, NAMES[role]) for role, some in texts.items()]
         for number, cosine in enumerate((found[0] * found[-1]).sum(axis=1).tolist()):
             line = {role: some[number] for role, some in texts.items()}
             yield line | ({"embedding": found[0][number]} if len(texts) == 1 else {"cosine": round(cosine, 4)})
@@ -293,7 +321,7 @@ class SparseEmbeddings(EmbeddingTask[SparseRecipe]):
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         recipe, library = self.recipe, embeddings.library(self.name)
         measured = self.measures()
-        self.open_encoder()
+        self.begin()
         data, counts = self.encoded(rows)
         evaluator = SparseEvaluator(rows["validation"], data["validation"], measured, self.collator)
         losses, documents, asked = library.sparse_encoder.losses, recipe.document_regularizer, recipe.query_regularizer
@@ -316,18 +344,18 @@ class SparseEmbeddings(EmbeddingTask[SparseRecipe]):
             figures=pictures.ranks,
         )
 
-    def encoder(self) -> Any:
-        """Return the sparse encoder. Raises UserError where the checkpoint has no head that predicts words."""
-        model = super().encoder()
+    def opened(self) -> tuple[Any, str]:
+        """Return the sparse encoder and its parts. Raises UserError for a checkpoint without a head for words."""
+        model, parts = super().opened()
         if type(model[-1]).__name__ != "SpladePooling":
             allowed = "allowed: masked language models, such as distilbert/distilbert-base-uncased"
             raise UserError(f"model {self.checkpoint.name}: it has no head that predicts masked words; {allowed}")
-        return model
+        return model, parts
 
     def compared(self, trainer: Any, texts: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
         """Yield the score of each pair of texts, or the words' weights of each text alone."""
         model = trainer.model
-        found = [matrix(model, self.collator, some, embeddings.NAMES[role]) for role, some in texts.items()]
+        found = [matrix(model, self.collator, some, NAMES[role]) for role, some in texts.items()]
         for number, score in enumerate(embeddings.products(found[0], found[-1]).tolist()):
             line: dict[str, Any] = {role: some[number] for role, some in texts.items()}
             said = {"score": round(score, 4)} if len(found) > 1 else {"words": heaviest(model, found[0][number])}

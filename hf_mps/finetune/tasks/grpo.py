@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -128,16 +127,68 @@ class GRPO(ChatTask[Recipe]):
     in_groups = True
     shows = "texts"
     smoke_arguments: ClassVar[Mapping[str, Any]] = SMOKE
+    generations: int
+    """How many completions of each prompt are drawn."""
+    completion: int
+    """The most tokens of a completion."""
+    together: int
+    """Completions that are generated together."""
+    beta: float
+    """Weighs KL in the loss."""
+
+    def begin(self) -> None:
+        """Open the tokenizer, and settle what is drawn of each prompt, within rows of the longest length.
+
+        Raises UserError for completions that leave no room for a prompt, and for a batch that does not hold whole
+        groups.
+        """
+        from hf_mps.finetune.models.group_trainer import Arguments
+
+        super().begin()
+        recipe, longest = self.recipe, self.longest
+        said = {key: value for key, value in recipe.training.items() if value is not None}
+        completion = said.get("max_completion_length", min(COMPLETION, longest // 2))
+        if not 1 <= completion < longest:
+            told = f"and max_length {longest} holds prompt and completion; allowed: 1 to {longest - 1}"
+            raise UserError(f"training.max_completion_length is {completion}, {told}")
+        size, steps = said.get(SIZE, BATCH), said.get(ACCUMULATION, STEPS)
+        generations, at_once = said.get("num_generations", GENERATIONS), _at_once(said)
+        batch = size * World.here().size
+        if generations < 2:
+            raise UserError(f"training.num_generations is {generations}; allowed: 2 or more, which are compared")
+        if GENERATION in said and PER_GENERATION in said:
+            raise UserError(f"training.{GENERATION} and training.{PER_GENERATION} say the same; give one of them")
+        if at_once % batch:
+            allowed = f"a multiple of {batch}, a batch of all processes"
+            raise UserError(f"training.{GENERATION} is {at_once}; allowed: {allowed}")
+        if at_once % generations:
+            fitting = ", ".join(str(number) for number in range(2, at_once + 1) if at_once % number == 0)
+            way_on = f"allowed: {fitting}" if fitting else f"next: a larger training.{ACCUMULATION}"
+            told = f"{counted(at_once, 'completion')} at once (training.{SIZE} x {ACCUMULATION}, of all processes)"
+            told += " are no whole groups of it"
+            raise UserError(f"training.num_generations is {generations}, and {told}; {way_on}")
+        self.generations, self.completion, self.together = generations, completion, at_once
+        self.temperature, self.beta = float(said.get("temperature", 1.0)), float(said.get("beta", 0.0))
+        self.arguments = Arguments
+        self.arguments_defaults = {
+            "num_generations": generations,
+            "max_completion_length": completion,
+            "num_generations_eval": 1,
+            "learning_rate": RATE if recipe.lora is None else RATE_OF_ADAPTERS,
+            SIZE: size,
+            ACCUMULATION: steps,
+        }
+        if GENERATION not in said:
+            self.arguments_defaults[PER_GENERATION] = said.get(PER_GENERATION, steps)
 
     def prepare(self, rows: dict[str, Rows]) -> Prepared:
         self.refuse_without_trl()
-        from hf_mps.finetune.models.group_trainer import Arguments, GroupTrainer, mean_of, measured
+        from hf_mps.finetune.models.group_trainer import GroupTrainer, mean_of, measured
 
         recipe = self.recipe
         self.measures()  # refuses an unknown one before the rows are read
         self.begin()
         longest, tokenizer = self.longest, self.tokenizer
-        drawn = self.drawn = groups_of(recipe.training, longest, adapters=recipe.lora is not None)
         features = {split: self._prompts(some) for split, some in rows.items()}
         train = features["train"]
         tried = train.select(range(min(TRIED, len(train)))).remove_columns("prompt_ids").to_list()
@@ -146,15 +197,15 @@ class GRPO(ChatTask[Recipe]):
         chosen = self._measures([mean_of(name) for name in names])
         self.load_language(chunks=False)  # TRL takes its log-probabilities in chunks itself
         # Adapters need no copy: without them the model is its own reference.
-        origin = copy.deepcopy(self.model) if drawn.beta and recipe.lora is None else None
+        origin = copy.deepcopy(self.model) if self.beta and recipe.lora is None else None
         defaults, baseline = _language.untrained(recipe)
         counts, padded = tokens.counts(features["train"], "prompt_ids"), self._padding()
-        room = longest - drawn.longest
-        reason = f"a prompt of up to {room}, a completion of up to {drawn.longest}; {padded.reason}"
+        room = longest - self.completion
+        reason = f"a prompt of up to {room}, a completion of up to {self.completion}; {padded.reason}"
         return self.made(
             splits=features,
             metrics=chosen,
-            compute_metrics=lambda evaluated: measured(evaluated.predictions, names, chosen, drawn.beta),
+            compute_metrics=lambda evaluated: measured(evaluated.predictions, names, chosen, self.beta),
             baseline=baseline,
             choices={
                 "lengths": Choice(
@@ -164,20 +215,19 @@ class GRPO(ChatTask[Recipe]):
                 **self.choices,
                 "prompts": left_out(rows, features, "longer than max_length leaves for a prompt"),
                 "rewards": told,
-                **drawn.choices(origin is not None),
+                **self._drawn(origin is not None),
             },
             trainer=GroupTrainer,
-            arguments=Arguments,
             arguments_defaults={
-                **drawn.arguments,
+                **self.arguments_defaults,
                 **defaults,
                 "pad_to_multiple_of": padded.value,
                 "reward_weights": [one.weight for one in recipe.rewards],
             },
             trainer_settings={"rewards": scores, "ref_model": origin, "untrained": baseline},
             before_training=lambda: choose.try_out(recipe.rewards, scores, tried),
-            token_counts=[min(count + drawn.longest, longest) for count in counts],
-            epoch=lambda training: drawn.epoch(training, len(features["train"])),
+            token_counts=[min(count + self.completion, longest) for count in counts],
+            epoch=lambda training: self._epoch(training, len(features["train"])),
             # Prompts alone, which are made as long as prompt and completion.
             dryrun_batch=lambda some: tokenizer.pad(
                 {"input_ids": [row["prompt_ids"] for row in some]}, padding_side="left", return_tensors="pt"
@@ -185,17 +235,45 @@ class GRPO(ChatTask[Recipe]):
             predicted=(rows["validation"], features["validation"]),
         )
 
+    def _epoch(self, training: Mapping[str, Any], rows: int) -> Choice[int]:
+        """Return the completions that an epoch of `rows` prompts learns from, as TRL's RepeatSampler draws them.
+
+        Raises UserError where the prompts make no step.
+        """
+        prompts = self.together // self.generations
+        if rows < prompts:
+            allowed = f"allowed: more rows, or a smaller training.{ACCUMULATION} or training.{SIZE}"
+            told = f"{counted(rows, 'training row')}, and a step learns from {prompts} prompts"
+            raise UserError(f"{told}; {allowed}")
+        whole, times = rows - rows % prompts, int(training.get("num_iterations") or 1)
+        again = f", each {times} times" if times > 1 else ""
+        left = f"; {counted(rows - whole, 'prompt')} of each epoch's order too few for a step" if rows > whole else ""
+        words = f"{counted(whole, 'prompt')} with {self.generations} completions each{again}{left}"
+        return Choice(whole * self.generations * times, words)
+
+    def _drawn(self, copied: bool) -> dict[str, Choice[Any]]:
+        """Return the choices about generation and KL; with `copied` a copy of the model is the reference."""
+        reason = f"at most {self.completion} tokens each, at temperature {self.temperature:g}; {self.together} at once"
+        said = {"generation": Choice(f"{self.generations} completions a prompt", reason)}
+        said["sampling"] = Choice("in groups", f"each prompt {self.generations} times, prompts in a drawn order")
+        if not self.beta:
+            return said | {"kl": Choice(0, "no reference's pass in a step (training.beta=0.04 has one)")}
+        origin = "the model without its adapters: a pass more and no memory"
+        if copied:
+            origin = "a copy of the model before its first step: a pass more, and its weights' memory twice"
+        return said | {"kl": Choice(self.beta, f"times the divergence from {origin}")}
+
     def _prompts(self, rows: Rows) -> Dataset:
         """Return a split's prompts as messages and ids, with their answers; prompts that leave no room are dropped."""
 
-        recipe, tokenizer, most = self.recipe, self.tokenizer, self.drawn.longest
+        recipe, tokenizer, most = self.recipe, self.tokenizer, self.completion
         room = self.longest - most
         settings = dict(recipe.training.get("chat_template_kwargs") or {})
         kinds: dict[str, Any] = {"prompt": ({"role": "string", "content": "string"},), "prompt_ids": ("int32",)}
         if recipe.data.columns.answer is not None:
             kinds["answer"] = "string"
 
-        def make(row: Mapping[str, Any]) -> dict[str, Any] | None:
+        def make(row: Mapping[str, Any], _: int) -> dict[str, Any] | None:
             prompt = conversation(row, recipe.system_prompt)
             rendered = chat.render(tokenizer, prompt, prompt=True, **settings)
             made: dict[str, Any] = {"prompt": prompt}
@@ -212,19 +290,11 @@ class GRPO(ChatTask[Recipe]):
         empty = f"every prompt has more than {room} tokens, {left}; give a longer max_length"
         return self.mapped(rows, key, kinds, make, empty)
 
-    def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        from hf_mps.finetune.models.group_trainer import Arguments
-
-        made = super().open(chosen)
-        self.drawn = groups_of(self.recipe.training, self.longest, adapters=False)
-        made.arguments, made.arguments_defaults = Arguments, dict(self.drawn.arguments)
-        return made
-
     def reference(self) -> Any:
         return _language.started_from(self.recipe)
 
     def generates(self) -> _language.Generate:
-        return _language.Generate(max_new_tokens=self.drawn.longest)
+        return _language.Generate(max_new_tokens=self.completion)
 
     def inputs(self, rows: Rows) -> list[Asked]:
         return asked(rows, lambda row: conversation(row, self.recipe.system_prompt))
@@ -252,7 +322,7 @@ class GRPO(ChatTask[Recipe]):
         """Return the measures with each reward's mean, and without KL where nothing is there to measure it from."""
         recipe = self.recipe
         names = self.measures().names
-        if "kl" in names and not (self.drawn.adapters or self.drawn.beta):  # there is no reference
+        if "kl" in names and recipe.lora is None and not self.beta:  # there is no reference
             if recipe.metrics:
                 told = "metrics has kl, and there is no reference to measure it from"
                 raise UserError(f"{told}; next: training.beta=0.04, or lora={{}}")
@@ -279,9 +349,8 @@ class GRPO(ChatTask[Recipe]):
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
         """Return a sum of two small numbers and its result."""
-        named, first, second = recipe.data.columns, made.draw.randrange(50), made.draw.randrange(50)
-        answer = {named.answer: str(first + second)} if named.answer else {}
-        return {named.prompt: f"How much is {first} + {second}?", **answer}
+        first, second = made.draw.randrange(50), made.draw.randrange(50)
+        return {"prompt": f"How much is {first} + {second}?", "answer": str(first + second)}
 
 
 def conversation(row: Mapping[str, Any], system_prompt: str | None = None) -> list[dict[str, str]]:
@@ -294,93 +363,6 @@ def conversation(row: Mapping[str, Any], system_prompt: str | None = None) -> li
     if prompt[0]["role"] == "system":
         raise chat.ConversationError("has a system message beside system_prompt; leave system_prompt out")
     return [{"role": "system", "content": system_prompt}, *prompt]
-
-
-@dataclass(frozen=True)
-class Groups:
-    """What is drawn: `generations` completions of each prompt, of at most `longest` tokens at `temperature`.
-
-    `at_once` of them, of `prompts` prompts, are generated together. `beta` weighs KL in the loss; `adapters` says that
-    the model without them is the reference. `arguments` are the training arguments that follow.
-    """
-
-    generations: int
-    longest: int
-    temperature: float
-    beta: float
-    at_once: int
-    adapters: bool
-    arguments: Mapping[str, Any]
-
-    @property
-    def prompts(self) -> int:
-        """Prompts whose completions are generated together."""
-        return self.at_once // self.generations
-
-    def epoch(self, training: Mapping[str, Any], rows: int) -> Choice[int]:
-        """Return the completions that an epoch of `rows` prompts learns from, as TRL's RepeatSampler draws them.
-
-        Raises UserError where the prompts make no step.
-        """
-        if rows < self.prompts:
-            allowed = f"allowed: more rows, or a smaller training.{ACCUMULATION} or training.{SIZE}"
-            told = f"{counted(rows, 'training row')}, and a step learns from {self.prompts} prompts"
-            raise UserError(f"{told}; {allowed}")
-        whole, times = rows - rows % self.prompts, int(training.get("num_iterations") or 1)
-        again = f", each {times} times" if times > 1 else ""
-        left = f"; {counted(rows - whole, 'prompt')} of each epoch's order too few for a step" if rows > whole else ""
-        words = f"{counted(whole, 'prompt')} with {self.generations} completions each{again}{left}"
-        return Choice(whole * self.generations * times, words)
-
-    def choices(self, copied: bool) -> dict[str, Choice[Any]]:
-        """Return the choices about generation and KL; with `copied` a copy of the model is the reference."""
-        reason = f"at most {self.longest} tokens each, at temperature {self.temperature:g}; {self.at_once} at once"
-        said = {"generation": Choice(f"{self.generations} completions a prompt", reason)}
-        said["sampling"] = Choice("in groups", f"each prompt {self.generations} times, prompts in a drawn order")
-        if not self.beta:
-            return said | {"kl": Choice(0, "no reference's pass in a step (training.beta=0.04 has one)")}
-        origin = "the model without its adapters: a pass more and no memory"
-        if copied:
-            origin = "a copy of the model before its first step: a pass more, and its weights' memory twice"
-        return said | {"kl": Choice(self.beta, f"times the divergence from {origin}")}
-
-
-def groups_of(training: Mapping[str, Any], longest: int, *, adapters: bool) -> Groups:
-    """Return what a recipe's `training` section draws, within rows of `longest` tokens.
-
-    Raises UserError for completions that leave no room for a prompt, and for a batch that does not hold whole groups.
-    """
-    said = {key: value for key, value in training.items() if value is not None}
-    completion = said.get("max_completion_length", min(COMPLETION, longest // 2))
-    if not 1 <= completion < longest:
-        told = f"and max_length {longest} holds prompt and completion; allowed: 1 to {longest - 1}"
-        raise UserError(f"training.max_completion_length is {completion}, {told}")
-    size, steps = said.get(SIZE, BATCH), said.get(ACCUMULATION, STEPS)
-    generations, at_once = said.get("num_generations", GENERATIONS), _at_once(said)
-    batch = size * World.here().size
-    if generations < 2:
-        raise UserError(f"training.num_generations is {generations}; allowed: 2 or more, which are compared")
-    if GENERATION in said and PER_GENERATION in said:
-        raise UserError(f"training.{GENERATION} and training.{PER_GENERATION} say the same; give one of them")
-    if at_once % batch:
-        raise UserError(f"training.{GENERATION} is {at_once}; allowed: a multiple of {batch}, a batch of all processes")
-    if at_once % generations:
-        fitting = [number for number in range(2, at_once + 1) if at_once % number == 0]
-        allowed = f"allowed: {', '.join(map(str, fitting))}" if fitting else f"next: a larger training.{ACCUMULATION}"
-        told = f"{counted(at_once, 'completion')} at once (training.{SIZE} x {ACCUMULATION}, of all processes)"
-        raise UserError(f"training.num_generations is {generations}, and {told} are no whole groups of it; {allowed}")
-    arguments = {
-        "num_generations": generations,
-        "max_completion_length": completion,
-        "num_generations_eval": 1,
-        "learning_rate": RATE_OF_ADAPTERS if adapters else RATE,
-        SIZE: size,
-        ACCUMULATION: steps,
-    }
-    if GENERATION not in said:
-        arguments[PER_GENERATION] = said.get(PER_GENERATION, steps)
-    temperature, beta = float(said.get("temperature", 1.0)), float(said.get("beta", 0.0))
-    return Groups(generations, completion, temperature, beta, at_once, adapters, arguments)
 
 
 def _at_once(said: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ from hf_mps.finetune.data import labels, synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.report import predictions
+from hf_mps.finetune.report import pictures, predictions
 from hf_mps.finetune.tasks import Prepared, R, Task
 
 MODES = "16 bits reduced to 8, transparency put on white"
@@ -109,9 +109,9 @@ class ImageClassification(ImageTask[Recipe]):
             choices={
                 "images": images.prepared_by(self.processing_class, MODES),
                 "augmentation": images.described_augmentation(recipe.augmentation),
-                **labels.choices(classes),
+                **labels.choices(classes, rows["train"]),
             },
-            figures=lambda predicted: predictions.confusion(predicted, classes.names),
+            figures=lambda predicted: pictures.confusion(predicted, classes.names),
         )
 
     def inputs(self, rows: Rows) -> images.Images:
@@ -135,4 +135,4 @@ class ImageClassification(ImageTask[Recipe]):
         base = synthetic.PAINTS[kind % len(synthetic.PAINTS)]
         pixels = bytes(min(255, max(0, base[at % 3] + draw.randrange(-40, 41))) for at in range(3 * 40 * 32))
         image = made.save(Image.frombytes("RGB", SMOKE_SIZE, pixels))
-        return {recipe.data.columns.image: image, recipe.data.columns.label: synthetic.class_value(names, kind)}
+        return {"image": image, "label": synthetic.class_value(names, kind)}

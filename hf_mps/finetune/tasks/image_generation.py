@@ -213,8 +213,48 @@ class ImageGeneration(Task[Recipe]):
         """Return the rows' latents and captions; nothing of rows without images."""
         if "image" not in rows.dataset.column_names:
             return None
-        size, prompt = self.recipe.image_size, self.recipe.prompt
-        return Latents(encoded(rows, self.encoders(), size, prompt, self.device))
+        return Latents(self._encoded(rows))
+
+    def _encoded(self, rows: Rows) -> Any:
+        """Return rows of one column, `row`: tensors as safetensors, made once and then found again on the disk.
+
+        `moments` is what the VAE says of the image, cut to the recipe's size (mean and logarithm of the variance,
+        float32 of shape (2 x channels, side, side)), `embeds` the caption's (tokens, width). SDXL's and SD3's have
+        `pooled` (width,), SDXL's `time_ids` (6,) as well: height and width of the image before it was cut, upper and
+        left edge, height and width now.
+        """
+        import torch
+        from safetensors.torch import save
+
+        from hf_mps.finetune.run.run_dir import digest_rows
+
+        pipeline, size, prompt, device = self.encoders(), self.recipe.image_size, self.recipe.prompt, self.device
+        pooled, third = hasattr(pipeline, "text_encoder_2"), hasattr(pipeline, "text_encoder_3")
+        how: dict[str, Any] = {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": False}
+        how |= {"prompt_2": None, "prompt_3": None, "max_sequence_length": TOKENS} if third else {}
+        images.refuse_missing(rows)
+        pipeline.to(device)
+
+        @torch.no_grad()
+        def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, list[bytes]]:
+            found = []
+            for at, caption in enumerate(captions(rows, prompt, batch, indices)):
+                image = images.opened_value(rows, indices[at], batch["image"][at])
+                pixels, corner = squared(image, size)
+                made = {"moments": pipeline.vae.encode(pixels[None].to(device)).latent_dist.parameters[0]}
+                one = pipeline.encode_prompt(caption, **how)
+                made["embeds"] = one[0][0]
+                if pooled:
+                    made["pooled"] = one[2][0]
+                if pooled and not third:
+                    made["time_ids"] = torch.tensor([*image.size[::-1], *corner, size, size], dtype=torch.float32)
+                found.append(save({name: tensor.cpu().contiguous() for name, tensor in made.items()}))
+            return {"row": found}
+
+        # The files that rows name may hold other images than before, and the folder of the model other weights.
+        content = f"{digest_rows({'': rows})['']['digest']} {_digest(pipeline)}"
+        key = ("latents", size, prompt, device)
+        return tokens.map_cached(rows, encode, content=content, key=key, features={"row": "binary"}, batch_size=16)
 
     def encoders(self) -> Any:
         """Return the pipeline without the part that trains, loaded where it is needed."""
@@ -264,8 +304,7 @@ class ImageGeneration(Task[Recipe]):
         """Write an image of one colour, which its caption names."""
         name = f"{made.split}/{made.number:03}.png"
         colour = synthetic.plain_image(made.draw, made.folder, name, SMOKE_SIZE)
-        values = {"image": name, "text": f"a {colour} picture"}
-        return {column: values[role] for role, column in recipe.data.columns.roles().items()}
+        return {"image": name, "text": f"a {colour} picture"}
 
 
 def _figures(predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
@@ -275,47 +314,6 @@ def _figures(predicted: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
 def captions(rows: Rows, prompt: str | None, batch: Mapping[str, list[Any]], indices: Sequence[int]) -> list[str]:
     """Return each row's caption, or `prompt` for all. Raises UserError for a row without text."""
     return tokens.texts(rows, "text", batch, indices) if prompt is None else [prompt] * len(indices)
-
-
-def encoded(rows: Rows, pipeline: Any, size: int, prompt: str | None, device: str) -> Any:
-    """Return rows of one column, `row`: tensors as safetensors, made once and then found again on the disk.
-
-    `moments` is what the VAE says of the image, cut to `size` pixels (mean and logarithm of the variance, float32 of
-    shape (2 x channels, side, side)), `embeds` the caption's (tokens, width). SDXL's and SD3's have `pooled` (width,),
-    SDXL's `time_ids` (6,) as well: height and width of the image before it was cut, upper and left edge, height and
-    width now.
-    """
-    import torch
-    from safetensors.torch import save
-
-    from hf_mps.finetune.run.run_dir import digest_rows
-
-    pooled, third = hasattr(pipeline, "text_encoder_2"), hasattr(pipeline, "text_encoder_3")
-    how: dict[str, Any] = {"device": device, "num_images_per_prompt": 1, "do_classifier_free_guidance": False}
-    how |= {"prompt_2": None, "prompt_3": None, "max_sequence_length": TOKENS} if third else {}
-    images.refuse_missing(rows)
-    pipeline.to(device)
-
-    @torch.no_grad()
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, list[bytes]]:
-        found = []
-        for at, caption in enumerate(captions(rows, prompt, batch, indices)):
-            image = images.opened_value(rows, indices[at], batch["image"][at])
-            pixels, corner = squared(image, size)
-            made = {"moments": pipeline.vae.encode(pixels[None].to(device)).latent_dist.parameters[0]}
-            one = pipeline.encode_prompt(caption, **how)
-            made["embeds"] = one[0][0]
-            if pooled:
-                made["pooled"] = one[2][0]
-            if pooled and not third:
-                made["time_ids"] = torch.tensor([*image.size[::-1], *corner, size, size], dtype=torch.float32)
-            found.append(save({name: tensor.cpu().contiguous() for name, tensor in made.items()}))
-        return {"row": found}
-
-    # The files that rows name may hold other images than before, and the folder of the model other weights.
-    content = f"{digest_rows({'': rows})['']['digest']} {_digest(pipeline)}"
-    key = ("latents", size, prompt, device)
-    return tokens.map_cached(rows, encode, content=content, key=key, features={"row": "binary"}, batch_size=16)
 
 
 def squared(image: Any, size: int) -> tuple[Any, tuple[int, int]]:

@@ -193,7 +193,7 @@ class ImageSegmentation(ImageTask[Recipe]):
         mask[upper : upper + height // 2, left : left + width // 2] = draw.choice(kinds[1:])
         colours = numpy.array([(0, 0, 0)] * first + list(COLOURS), dtype=numpy.uint8)
         image, masked = made.save(Image.fromarray(colours[mask]), "-image"), made.save(Image.fromarray(mask), "-mask")
-        return {recipe.data.columns.image: image, recipe.data.columns.mask: masked}
+        return {"image": image, "mask": masked}
 
 
 def _shares(counts: Any, names: Sequence[str]) -> str:

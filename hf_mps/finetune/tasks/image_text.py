@@ -11,9 +11,9 @@ from pydantic import Field
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
-from hf_mps.finetune.media import image_chats
+from hf_mps.finetune.media import image_chats, images
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.tasks import Prepared, _language, snippets
+from hf_mps.finetune.tasks import Dataset, Prepared, _language, snippets
 from hf_mps.finetune.tasks._language import Asked, LanguageTask, asked, learned, readable
 from hf_mps.finetune.text import chat, lengths, tokens
 
@@ -87,8 +87,7 @@ class ImageText(LanguageTask[Recipe]):
         chosen = self.measures()
         self.begin()
         reader = self.reader
-        how = (reader, self.longest, recipe.prompt, self.content)
-        tables = {split: image_chats.tokenised(some, *how) for split, some in rows.items()}
+        tables = {split: self._tokenised(some) for split, some in rows.items()}
         counts = {split: tokens.counts(table) for split, table in tables.items()}
         self.choices["learned"] = learned(rows, tables)
         self.load_language(only=image_chats.language_part)
@@ -111,6 +110,25 @@ class ImageText(LanguageTask[Recipe]):
             **self.by_token(chosen),
         )
 
+    def _tokenised(self, rows: Rows) -> Dataset:
+        """Return a split's rows as tokens, labels (IGNORED but on the assistant's words) and how many images they have.
+
+        `row` is each one's place in `rows`. Rows are cut to the longest length, never within an image; a row without
+        any of the assistant's words left is dropped. Raises UserError for a row that holds no conversation, or no image
+        file.
+        """
+        reader, longest, prompt = self.reader, self.longest, self.recipe.prompt
+
+        def make(row: Mapping[str, Any], index: int) -> dict[str, Any] | None:
+            said = image_chats.conversation(row, prompt)
+            encoded = reader.encode(said, image_chats.sizes(rows, index, row), longest)
+            made = encoded.learned()
+            return made and {**made, "pictures": encoded.pictures, "row": index}
+
+        kinds = {**_language.LABELLED, "pictures": "int32", "row": "int32"}
+        empty = f"no row holds a word of the assistant within max_length {longest}; give a longer one, or a smaller"
+        return self.mapped(rows, ("image chats", longest, prompt or ""), kinds, make, f"{empty} max_image_tokens")
+
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         self.begin()
         self.load(self.config)
@@ -121,13 +139,28 @@ class ImageText(LanguageTask[Recipe]):
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Iterator[dict[str, Any]]:
         """Yield each conversation up to its last answer, the answer in the data, and the model's own."""
+        import torch
+
+        reader, model, joining = self.reader, trainer.model.eval(), self._joining()
         at_once = self.batch if trainer.train_dataset is not None else trainer.args.eval_batch_size
-        prompts = [(index, messages) for index, (messages, _) in enumerate(inputs)]
-        most, joining = self.recipe.generate.max_new_tokens, self._joining()
-        found = image_chats.answers(trainer.model, rows, self.reader, joining, prompts, most, at_once)
-        for (messages, truth), row in zip(inputs, found, strict=True):
-            known = {} if truth is None else {"reference": truth}
-            yield {"image": row["image"], "prompt": readable(messages), **known, "generated": row["generated"]}
+        for start in range(0, len(inputs), at_once):
+            some = inputs[start : start + at_once]
+            prompts, shown = [], []
+            for index, (messages, _) in enumerate(some, start):
+                places = sum(part["type"] == "image" for message in messages for part in message["content"])
+                seen = image_chats.opened(rows, index, places)
+                with chat.of_row(rows, index):
+                    prompts.append(reader.prompt(messages, [one.size for one in seen]))
+                shown.append(image_chats.pixels(reader.processor.image_processor, seen))
+            width, filler = max(map(len, prompts)), reader.tokenizer.pad_token_id
+            padded = torch.tensor([[filler] * (width - len(ids)) + ids for ids in prompts])  # as `generated` pads them
+            beside = {name: value.to(model.device) for name, value in joining.beside(padded, shown).items()}
+            most = self.recipe.generate.max_new_tokens
+            texts = _language.generated(model, reader.tokenizer, prompts, most, **beside)
+            for index, ((messages, truth), text) in enumerate(zip(some, texts, strict=True), start):
+                files = ", ".join(map(images.named, image_chats.values(rows.dataset[index])))
+                known = {} if truth is None else {"reference": truth}
+                yield {"image": files, "prompt": readable(messages), **known, "generated": text}
 
     def _takes(self) -> tuple[str, ...]:
         """Return the arguments of the model's forward pass, of the one inside adapters."""
@@ -145,5 +178,4 @@ class ImageText(LanguageTask[Recipe]):
         colour = synthetic.plain_image(made.draw, made.folder, name, SMOKE_SIZE)
         answer = f"{colour.capitalize()}, {synthetic.sentences(made.draw, 1)[0].lower()}"
         said = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        values = {"image": name, "images": [name], "messages": said, "question": asked, "answer": answer}
-        return {column: values[role] for role, column in recipe.data.columns.roles().items()}
+        return {"image": name, "images": [name], "messages": said, "question": asked, "answer": answer}

@@ -171,7 +171,7 @@ class BlockTask(LanguageTask[R]):
     @staticmethod
     def smoke_row(recipe: Any, made: synthetic.MadeUp) -> dict[str, Any]:
         """Return eight made-up sentences."""
-        return {recipe.data.columns.text: " ".join(synthetic.sentences(made.draw, 8))}
+        return {"text": " ".join(synthetic.sentences(made.draw, 8))}
 
 
 class CausalLM(BlockTask[CausalRecipe]):

@@ -11,7 +11,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels, load, synthetic
 from hf_mps.finetune.recipe import schema
-from hf_mps.finetune.report import predictions
+from hf_mps.finetune.report import pictures, predictions
 from hf_mps.finetune.tasks import Dataset, Prepared
 from hf_mps.finetune.tasks._text import TextTask
 from hf_mps.finetune.text import lengths, tokens
@@ -32,15 +32,6 @@ class Columns(schema.Columns):
     """The column of lists of choices, or a list of columns."""
     label: str = "label"
     """The column of the label."""
-
-    def roles(self) -> dict[str, str]:
-        """The column of each role that the task reads; choices in columns of their own are `choice_0`, `choice_1`, …"""
-        if isinstance(self.choices, str):
-            choices = {"choices": self.choices}
-        else:
-            choices = {f"choice_{number}": column for number, column in enumerate(self.choices)}
-        before = {"context": self.context, **({"start": self.start} if self.start else {})}
-        return {**before, **choices, "label": self.label}
 
     def wrong(self) -> Iterator[str]:
         if not isinstance(self.choices, str) and len(self.choices) < 2:
@@ -90,7 +81,7 @@ class MultipleChoice(TextTask[Recipe]):
             baseline=lambda: measured.baseline(truths["validation"], train=truths["train"]),
             token_counts=counts,
             predicted=(rows["validation"], features["validation"]),
-            figures=lambda predicted: predictions.confusion(predicted, [str(number) for number in range(count)]),
+            figures=lambda predicted: pictures.confusion(predicted, [str(number) for number in range(count)]),
         )
 
     def counts(self, features: Any) -> list[int]:
@@ -117,12 +108,10 @@ class MultipleChoice(TextTask[Recipe]):
         right, kind = made.kind(count), draw.randrange(4)
         others = [other for other in range(4) if other != kind]
         texts = [synthetic.word(draw, kind if place == right else draw.choice(others)) for place in range(count)]
-        row: dict[str, Any] = {named.context: synthetic.sentence(draw, kind), named.label: right}
+        row: dict[str, Any] = {"context": synthetic.sentence(draw, kind), "label": right, "choices": texts}
         if named.start:
-            row[named.start] = draw.choice(synthetic.SUBJECTS)
-        if isinstance(named.choices, str):
-            return row | {named.choices: texts}
-        return row | dict(zip(named.choices, texts, strict=True))
+            row["start"] = draw.choice(synthetic.SUBJECTS)
+        return row | {f"choice_{number}": text for number, text in enumerate(texts)}
 
 
 def _roles(rows: load.Rows) -> list[str]:

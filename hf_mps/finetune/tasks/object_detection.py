@@ -163,7 +163,7 @@ class ObjectDetection(ImageTask[Recipe]):
             ImageDraw.Draw(image).rectangle((left, upper, left + 15, upper + 13), synthetic.PAINTS[kind])
             box = [left, upper, 16, 14] if recipe.box_format == "xywh" else [left, upper, left + 16, upper + 14]
             found.append({"bbox": box, "category": synthetic.class_value(names, kind)})
-        return {recipe.data.columns.image: made.save(image), recipe.data.columns.objects: found}
+        return {"image": made.save(image), "objects": found}
 
 
 def _objects(rows: Rows, names: Sequence[str], form: Format) -> list[list[Object]]:

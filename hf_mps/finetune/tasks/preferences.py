@@ -153,7 +153,7 @@ class PreferenceTask(ChatTask[R]):
         tokenizer, longest = self.tokenizer, self.longest
         columns = {**dict.fromkeys(self.ids, ("int32",)), **dict.fromkeys(self.label, "bool")}
 
-        def make(row: Mapping[str, Any]) -> dict[str, Any] | None:
+        def make(row: Mapping[str, Any], index: int) -> dict[str, Any] | None:
             prompt, answers = self.answered(row)
             (before, *_), found = zip(*(_split(tokenizer, prompt, one) for one in answers), strict=True)
             room = longest - len(before)
@@ -220,12 +220,11 @@ class PairTask(PreferenceTask[R]):
     @staticmethod
     def smoke_row(recipe: Any, made: synthetic.MadeUp) -> dict[str, Any]:
         """Return made-up sentences: the chosen answer is another sentence, the rejected one its words in disorder."""
-        named = recipe.data.columns
         question, answer = synthetic.sentences(made.draw, 2)
         asked = {"role": "user", "content": f"Say it in other words: {question}"}
-        sides = {named.chosen: answer, named.rejected: disordered(answer)}
-        if named.prompt:
-            return {named.prompt: asked["content"], **sides}
+        sides = {"chosen": answer, "rejected": disordered(answer)}
+        if recipe.data.columns.prompt:
+            return {"prompt": asked["content"], **sides}
         return {side: [asked, {"role": "assistant", "content": text}] for side, text in sides.items()}
 
 
@@ -394,8 +393,7 @@ class KTO(PreferenceTask[KTORecipe]):
         question, answer = synthetic.sentences(made.draw, 2)
         wrong, wanted = disordered(answer), made.number % 2 == 0
         values: dict[str, Any] = {"prompt": f"Say it in other words: {question}", "chosen": answer}
-        values |= {"rejected": wrong, "completion": answer if wanted else wrong, "label": wanted}
-        return {column: values[role] for role, column in {"prompt": "prompt", **recipe.data.columns.roles()}.items()}
+        return values | {"rejected": wrong, "completion": answer if wanted else wrong, "label": wanted}
 
 
 @dataclass

@@ -19,8 +19,8 @@ from hf_mps.finetune.models import embeddings
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks import Dataset, Prepared
-from hf_mps.finetune.tasks.embeddings import SentenceTask
-from hf_mps.finetune.text import buckets, lengths, tokens
+from hf_mps.finetune.tasks.embeddings import DRAWN, SentenceTask
+from hf_mps.finetune.text import lengths, tokens
 from hf_mps.finetune.text.lengths import Lengths
 from hf_mps.metrics import Baseline
 from hf_mps.metrics.scores import ndcg, order, reciprocal_rank
@@ -109,11 +109,13 @@ class Rerank(SentenceTask[Recipe]):
                     told = f"row {query.number} has the label {most:g}, and {loss} takes 0 to 1"
                     way_on = "next: labels of that range, or for lists of documents loss=LambdaLoss"
                     raise UserError(f"{rows[split].where}: {told}; {way_on}")
-        self.begin(self._opened())
+        self.begin()
         encoded = {split: _encoded(rows[split], found[split], self.tokenizer, self.longest) for split in rows}
         counts = {split: [[len(ids) for ids in row] for row in encoded[split]["input_ids"][:]] for split in encoded}
         self.choose_lengths(counts)
-        evaluator = RerankEvaluator(found["validation"], encoded["validation"], measured, self._padding())
+        evaluator = RerankEvaluator(found["validation"], encoded["validation"], measured, self.padding())
+        # A list's documents pass the model at once.
+        at_once = {"mini_batch_size": -1} if listed else {}
         why = COMPARED if listed else "each pair is judged by itself, relevant or not"
         return self.made(
             splits={split: encoded[split] for split in SPLITS},
@@ -124,39 +126,34 @@ class Rerank(SentenceTask[Recipe]):
                 "lengths": self.length,
                 "loss": Choice(loss, "loss in the recipe" if recipe.loss else why),
                 "queries": _described(found["train"], evaluator.without if "rerank" in measured.names else 0),
-                "sampling": Choice(buckets.RANDOM, "sentence-transformers draws its batches itself"),
+                "sampling": DRAWN,
                 **self.choices,
             },
             trainer=trainer(evaluator, listed=listed),
             arguments=library.CrossEncoderTrainingArguments,
             arguments_defaults=embeddings.arguments(ranked=False),
-            trainer_settings={"loss": make_loss(library.cross_encoder.losses, loss, self.model)},
+            trainer_settings={"loss": getattr(library.cross_encoder.losses, loss)(self.model, **at_once)},
             token_counts=[max(row) for row in counts["train"]],
             predicted=(rows["validation"], evaluator),
             figures=pictures.relevance,
         )
 
-    def open(self, chosen: Mapping[str, Any]) -> Prepared:
-        embeddings.library(self.name)
-        self.begin(self._opened(), chosen)
-        return self.made(collator=self._padding())
-
     def inputs(self, rows: Rows) -> RerankEvaluator:
         found = read(rows)
         encoded = _encoded(rows, found, self.tokenizer, self.longest)
-        return RerankEvaluator(found, encoded, None, self._padding())
+        return RerankEvaluator(found, encoded, None, self.padding())
 
     def answers(self, trainer: Any, rows: Rows, inputs: Any, every: bool = False) -> Any:
         return inputs.rows(trainer.model)
 
-    def _opened(self) -> tuple[Any, Choice[str]]:
+    def opened(self) -> tuple[Any, str]:
+        """Return the cross-encoder. Raises UserError for a configuration without a key that the recipe sets."""
         labels.override(self.checkpoint.config(), self.recipe.config_overrides)  # refuses a key that it does not have
         model = self.checkpoint.of_sentence_transformers(self.auto_class, self.device, self.recipe.config_overrides)
-        count = sum(parameter.numel() for parameter in model.parameters())
-        kind = type(model[0].model).__name__
-        return model, Choice(self.checkpoint.name, f"{kind} with one score, {count / 1e6:.1f} M parameters")
+        return model, f"{type(model[0].model).__name__} with one score"
 
-    def _padding(self) -> Any:
+    def padding(self) -> Any:
+        """Return the collator of pairs."""
         from transformers import DataCollatorWithPadding
 
         return self.length.value.collator(DataCollatorWithPadding(self.tokenizer), self.tokenizer)
@@ -168,15 +165,15 @@ class Rerank(SentenceTask[Recipe]):
         kinds = [kind, *draw.choices([other for other in range(4) if other != kind], k=OF_A_QUERY - 1)]
         draw.shuffle(kinds)
         texts = [synthetic.sentence(draw, one) for one in kinds]
-        row: dict[str, Any] = {named.text: f"which one was {synthetic.word(draw, kind)}"}
+        row: dict[str, Any] = {"text": f"which one was {synthetic.word(draw, kind)}"}
         if named.documents:
-            return row | {named.documents: texts, str(named.label): [int(one == kind) for one in kinds]}
+            return row | {"documents": texts, "label": [int(one == kind) for one in kinds]}
         right = texts[kinds.index(kind)]
         wrong = next(text for text, one in zip(texts, kinds, strict=True) if one != kind)
         if named.negative:
-            return row | {str(named.text_pair): right, named.negative: wrong}
+            return row | {"text_pair": right, "negative": wrong}
         label = draw.randrange(2)
-        return row | {str(named.text_pair): right if label else wrong, str(named.label): label}
+        return row | {"text_pair": right if label else wrong, "label": label}
 
 
 def _described(train: Sequence[Query], without: int) -> Choice[str]:
@@ -215,12 +212,6 @@ LISTED = ("LambdaLoss", "ListNetLoss", "RankNetLoss")
 SIZES = "documents"
 """The column of a batch that says how many documents each of its queries has."""
 BATCH = 32
-
-
-def make_loss(losses: Any, name: str, model: Any) -> Any:
-    """Return the loss `name` of sentence-transformers' module `losses`; a list's documents pass the model at once."""
-    made: Callable[..., Any] = getattr(losses, name)
-    return made(model, mini_batch_size=-1) if name in LISTED else made(model)
 
 
 def collator(tokenizer: Any, length: Lengths) -> Any:

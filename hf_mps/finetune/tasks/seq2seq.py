@@ -217,8 +217,8 @@ class Summarization(Seq2SeqTask[SummarizationRecipe]):
     @staticmethod
     def smoke_row(recipe: SummarizationRecipe, made: synthetic.MadeUp) -> dict[str, Any]:
         """Return a made-up document of eight sentences, the first of which is the summary."""
-        written, (source, target) = synthetic.sentences(made.draw, 8), recipe.data.columns.roles().values()
-        return {source: " ".join(written), target: written[0]}
+        written = synthetic.sentences(made.draw, 8)
+        return {"source": " ".join(written), "target": written[0]}
 
 
 class TranslationData(schema.Data):
@@ -278,13 +278,5 @@ class Translation(Seq2SeqTask[TranslationRecipe]):
     @staticmethod
     def smoke_row(recipe: TranslationRecipe, made: synthetic.MadeUp) -> dict[str, Any]:
         """Return a made-up sentence; the target has the words in reverse order."""
-        row: dict[str, Any] = {}
         source = synthetic.sentences(made.draw, 1)[0]
-        texts = (source, " ".join(reversed(source.split())))
-        for column, text in zip(recipe.data.columns.roles().values(), texts, strict=True):
-            *outer, last = column.split(".")
-            here = row
-            for name in outer:
-                here = here.setdefault(name, {})
-            here[last] = text
-        return row
+        return {"source": source, "target": " ".join(reversed(source.split()))}

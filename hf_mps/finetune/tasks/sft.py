@@ -6,7 +6,6 @@ Distillation learns a larger model's next-token probabilities in place of the wo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -21,7 +20,6 @@ from hf_mps.finetune.stream.files import Broken
 from hf_mps.finetune.tasks import Dataset, Prepared, _language
 from hf_mps.finetune.tasks._language import Asked, ChatTask, asked, learned
 from hf_mps.finetune.text import chat, lengths, packing, tokens
-from hf_mps.finetune.text.lengths import IGNORED
 
 ALPACA = ("instruction", "input", "output", "system")
 ASK = "Say it in other words: "
@@ -118,9 +116,13 @@ class SFT(ChatTask[Recipe]):
         if not getattr(self.tokenizer, "is_fast", False):
             told = "the model's tokenizer is no fast one (tokenizer.json), so words cannot be found in its tokens"
             raise UserError(told)
-        make = partial(_encoded, self.tokenizer, self.longest)
-        empty = f"no row holds a word of the assistant within max_length {self.longest}; give a longer one"
-        return self.mapped(rows, ("sft", self.longest), _language.LABELLED, make, empty)
+        tokenizer, longest = self.tokenizer, self.longest
+        empty = f"no row holds a word of the assistant within max_length {longest}; give a longer one"
+
+        def make(row: Mapping[str, Any], _: int) -> dict[str, list[int]] | None:
+            return _encoded(tokenizer, longest, row)
+
+        return self.mapped(rows, ("sft", longest), _language.LABELLED, make, empty)
 
     def _streamed(self, rows: Rows, sample: Any, *, packed: bool) -> Any:
         """Return the rows to train on: `sample`, or the stream of all rows where they have one, packed or not."""
@@ -159,8 +161,7 @@ class SFT(ChatTask[Recipe]):
         """Return a made-up sentence with another one as its answer."""
         asked, answer = synthetic.sentences(made.draw, 2)
         said = [{"role": "user", "content": ASK + asked}, {"role": "assistant", "content": answer}]
-        values = {"messages": said, "instruction": ASK + asked, "input": "", "output": answer, "system": ""}
-        return {column: values[role] for role, column in recipe.data.columns.roles().items()}
+        return {"messages": said, "instruction": ASK + asked, "input": "", "output": answer, "system": ""}
 
 
 class Distillation(schema.Section):
@@ -239,8 +240,4 @@ def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
 def _encoded(tokenizer: Any, longest: int, row: Mapping[str, Any]) -> dict[str, list[int]] | None:
     """Return a row's tokens and labels; None where none of the assistant's words is within `longest`."""
     encoded = chat.encode(tokenizer, conversation(row))
-    ids, mask = encoded.input_ids[:longest], encoded.assistant_mask[:longest]
-    # Nothing precedes the first token, so nothing can predict it.
-    if not any(mask[1:]):
-        return None
-    return {"input_ids": ids, "labels": [one if said else IGNORED for one, said in zip(ids, mask, strict=True)]}
+    return chat.Encoded(encoded.input_ids[:longest], encoded.assistant_mask[:longest]).learned()

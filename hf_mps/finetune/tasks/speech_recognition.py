@@ -11,7 +11,6 @@ import struct
 import tempfile
 import wave
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,6 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import audio
-from hf_mps.finetune.models.checkpoint import Checkpoint
 from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report import pictures
 from hf_mps.finetune.tasks import GENERATES, Prepared, R, Task
@@ -66,11 +64,38 @@ class SpeechTask(Task[R]):
     unsharded = GENERATES
     shows = "texts"
     extractor: Any
+    tokenizer: Any
 
     def inputs(self, rows: Rows) -> audio.Sounds:
         every = range(len(rows.dataset))
         counts = [audio.samples(rows, at, self.extractor.sampling_rate) for at in every]
         return audio.Sounds(rows, None, every, counts, self.extractor)
+
+    def encoded(self, rows: Rows, key: Sequence[Any], ids: Ids) -> Any:
+        """Return `labels`, what `ids` makes of texts and their rows' numbers, and `samples` of each row.
+
+        `key` is that of `tokens.map_cached`.
+        """
+        rate = self.extractor.sampling_rate
+
+        def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
+            found = ids(tokens.texts(rows, "text", batch, indices), indices)
+            return {"labels": found, "samples": [audio.samples(rows, index, rate) for index in indices]}
+
+        content, kinds = tokens.digest(self.tokenizer), {"labels": ("int32",), "samples": "int64"}
+        return tokens.map_cached(rows, encode, content=content, key=(*key, rate), features=kinds)
+
+    def short_enough(self, rows: Rows, counts: Sequence[int]) -> list[int]:
+        """Return the numbers of the rows that are no longer than the recipe allows; `counts` are their samples.
+
+        Raises UserError where none is.
+        """
+        most, rate = self.recipe.max_duration_in_seconds, self.extractor.sampling_rate
+        kept = [row for row, count in enumerate(counts) if count <= most * rate]
+        if not kept:
+            allowed = f"allowed: {min(counts) / rate:.1f} or more"
+            raise UserError(f"{rows.where}: each row is longer than max_duration_in_seconds, {most:g}; {allowed}")
+        return kept
 
     @classmethod
     def smoke_rows(cls, recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -93,32 +118,6 @@ def cleaned(text: str, case: Case, ignored: str) -> str:
     """Return `text` in `case`, without the `ignored` characters and surplus white space."""
     kept = " ".join(text.translate(dict.fromkeys(map(ord, ignored))).split())
     return {"lower": kept.lower(), "upper": kept.upper(), "keep": kept}[case]
-
-
-def encoded(rows: Rows, tokenizer: Any, key: Sequence[Any], ids: Ids, rate: int) -> Any:
-    """Return `labels`, what `ids` makes of texts and their rows' numbers, and `samples` (at `rate`) of each row.
-
-    `key` is that of `tokens.map_cached`.
-    """
-
-    def encode(batch: Mapping[str, list[Any]], indices: Sequence[int]) -> dict[str, Any]:
-        found = ids(tokens.texts(rows, "text", batch, indices), indices)
-        return {"labels": found, "samples": [audio.samples(rows, index, rate) for index in indices]}
-
-    features = {"labels": ("int32",), "samples": "int64"}
-    return tokens.map_cached(rows, encode, content=tokens.digest(tokenizer), key=key, features=features)
-
-
-def short_enough(rows: Rows, counts: Sequence[int], most: float, rate: int) -> list[int]:
-    """Return the numbers of the rows of at most `most` seconds; `counts` are their samples, `rate` of them a second.
-
-    Raises UserError where none is.
-    """
-    kept = [row for row, count in enumerate(counts) if count <= most * rate]
-    if not kept:
-        allowed = f"allowed: {min(counts) / rate:.1f} or more"
-        raise UserError(f"{rows.where}: each row is longer than max_duration_in_seconds, {most:g}; {allowed}")
-    return kept
 
 
 def left_out(counts: Left) -> dict[str, Choice[str]]:
@@ -177,6 +176,9 @@ class SpeechRecognition(SpeechTask[Recipe]):
     architectures = ("ForCTC",)
     shape = "sound"
     family = ("wav2vec2", "sound")
+    case: Case
+    ignored: str
+    """The characters that are taken out of all texts."""
 
     @staticmethod
     def keep(logits: Any, labels: Any) -> Any:
@@ -189,9 +191,7 @@ class SpeechRecognition(SpeechTask[Recipe]):
             tokens.refuse_other_than_text(split, ["text"])
         measured = metrics.load(self.measures().names)
         config, extractor = self._begin()
-        spelling = self.spelling = spelled(recipe, rows, self.checkpoint, config)
-        self.tokenizer = spelling.tokenizer
-        self.choices |= spelling.choices
+        self.spell(rows, config)
         config.vocab_size, config.pad_token_id = len(self.tokenizer), self.tokenizer.pad_token_id
         config.ctc_loss_reduction = "mean"
         # A text with more letters than the sound has frames has no alignment; its infinite loss is left out.
@@ -202,13 +202,12 @@ class SpeechRecognition(SpeechTask[Recipe]):
         reason = "mean over the batch, rows with more letters than frames left out, no layer dropped"
         self.choices["ctc"] = Choice(f"{config.vocab_size} letters and signs", reason)
         rate = extractor.sampling_rate
-        encoded = {split: _encoded(rows[split], spelling, rate) for split in SPLITS}
+        encoded = {split: self._encoded(rows[split]) for split in SPLITS}
         counts = {split: encoded[split]["samples"][:] for split in SPLITS}
-        most = recipe.max_duration_in_seconds
         kept = {split: list(range(len(counts[split]))) for split in SPLITS}
-        kept["train"] = short_enough(rows["train"], counts["train"], most, rate)
+        kept["train"] = self.short_enough(rows["train"], counts["train"])
         missing = len(counts["train"]) - len(kept["train"])
-        self.choices |= left_out({"training": {f"longer than {most:g} seconds": missing}})
+        self.choices |= left_out({"training": {f"longer than {recipe.max_duration_in_seconds:g} seconds": missing}})
         hop = getattr(config, "inputs_to_logits_ratio", HOP)
         frames = {split: [-(-counts[split][row] // hop) for row in kept[split]] for split in SPLITS}
         length = audio.durations(recipe, frames["train"], frames["validation"], hop, rate)
@@ -233,6 +232,58 @@ class SpeechRecognition(SpeechTask[Recipe]):
             figures=pictures.transcripts,
         )
 
+    def clean(self, text: str) -> str:
+        """Return `text` as the model is to spell it."""
+        return cleaned(text, self.case, self.ignored)
+
+    def spell(self, rows: Mapping[str, Rows], config: Any) -> None:
+        """Choose vocabulary and case: the recipe's (`vocabulary`, `letter_case`, `chars_to_ignore`), or what suits.
+
+        Raises UserError for a checkpoint without letters where the recipe asks for them, and for texts without any.
+        """
+        recipe = self.recipe
+        tuned = any(name.endswith("ForCTC") for name in getattr(config, "architectures", None) or ())
+        reason = "vocabulary in the recipe"
+        if recipe.vocabulary is None:
+            reason = f"the checkpoint {'was' if tuned else 'was not'} fine-tuned for recognition"
+        self.ignored = "".join(recipe.chars_to_ignore)
+        if recipe.vocabulary == "checkpoint" or (recipe.vocabulary is None and tuned):
+            self.tokenizer = self.checkpoint.tokenizer()
+            delimiter = getattr(self.tokenizer, "word_delimiter_token", None)
+            alphabet = sorted(token for token in self.tokenizer.get_vocab() if len(token) == 1 and token != delimiter)
+            large, small = any(map(str.isupper, alphabet)), any(map(str.islower, alphabet))
+            suits: Case = "keep" if large == small else "upper" if large else "lower"
+            self.case = recipe.letter_case or suits
+            origin, why = "the checkpoint's", "the case of the vocabulary"
+        else:
+            self.case = recipe.letter_case or "lower"
+            origin, why = "the letters of the training texts", "the default for a new vocabulary"
+            alphabet = _letters(self.clean(text or "") for text in rows["train"].dataset["text"])
+            if not alphabet:
+                told = "no text has a letter; allowed: texts that are to be recognised"
+                raise UserError(f"{rows['train'].where}: {told}")
+            self.tokenizer = _tokenizer(alphabet)
+        self.choices["vocabulary"] = Choice(_shown(alphabet), f"{origin}: {reason}")
+        self.choices["letter_case"] = Choice(self.case, "letter_case in the recipe" if recipe.letter_case else why)
+        vocabulary = self.tokenizer.get_vocab()
+        texts = (self.clean(text or "") for split in rows.values() for text in split.dataset["text"])
+        if missing := [letter for letter in _letters(texts) if letter not in vocabulary]:
+            # They are learned and measured as one unknown token.
+            told = f"not in the vocabulary, each is {self.tokenizer.unk_token}; chars_to_ignore leaves them out"
+            self.choices["unknown_letters"] = Choice(_shown(missing), told)
+
+    def _encoded(self, rows: Rows) -> Any:
+        """Return `labels` (the letters' ids) and `samples` of each row."""
+
+        def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
+            clean = list(map(self.clean, texts))
+            if "" in clean:
+                place = rows.place(indices[clean.index("")])
+                raise UserError(f"{place} has no letters in its text; allowed: some in every row")
+            return list(self.tokenizer(clean)["input_ids"])
+
+        return self.encoded(rows, ("speech-recognition", self.case, self.ignored), ids)
+
     def open(self, chosen: Mapping[str, Any]) -> Prepared:
         config, extractor = self._begin()
         self.tokenizer = self.checkpoint.tokenizer()
@@ -252,7 +303,7 @@ class SpeechRecognition(SpeechTask[Recipe]):
         return [str(text) for text in self.tokenizer.batch_decode(own)]
 
     def _truths(self, rows: Rows) -> list[str]:
-        return [self.spelling.clean(text) for text in rows.dataset["text"]]
+        return list(map(self.clean, rows.dataset["text"]))
 
     def _begin(self) -> tuple[Any, Any]:
         """Open configuration and feature extractor. Raises UserError for a model that does not take the wave."""
@@ -284,56 +335,6 @@ class SpeechRecognition(SpeechTask[Recipe]):
         self.processing_class = Wav2Vec2Processor(feature_extractor=self.extractor, tokenizer=self.tokenizer)
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """A CTC `tokenizer`, the `case` of all texts, the characters `ignored`, and the choices behind them."""
-
-    tokenizer: Any
-    case: Case
-    ignored: str
-    choices: dict[str, Choice[Any]]
-
-    def clean(self, text: str) -> str:
-        """Return `text` as the model is to spell it."""
-        return cleaned(text, self.case, self.ignored)
-
-
-def spelled(recipe: Recipe, rows: Mapping[str, Rows], checkpoint: Checkpoint, config: Any) -> Spelling:
-    """Choose vocabulary and case: the recipe's (`vocabulary`, `letter_case`, `chars_to_ignore`), or what suits.
-
-    Raises UserError for a checkpoint without letters where the recipe asks for them, and for texts without any.
-    """
-    tuned = any(name.endswith("ForCTC") for name in getattr(config, "architectures", None) or ())
-    reason = "vocabulary in the recipe"
-    if recipe.vocabulary is None:
-        reason = f"the checkpoint {'was' if tuned else 'was not'} fine-tuned for recognition"
-    ignored = "".join(recipe.chars_to_ignore)
-    if recipe.vocabulary == "checkpoint" or (recipe.vocabulary is None and tuned):
-        tokenizer = checkpoint.tokenizer()
-        delimiter = getattr(tokenizer, "word_delimiter_token", None)
-        alphabet = sorted(token for token in tokenizer.get_vocab() if len(token) == 1 and token != delimiter)
-        large, small = any(map(str.isupper, alphabet)), any(map(str.islower, alphabet))
-        suits: Case = "keep" if large == small else "upper" if large else "lower"
-        case: Case = recipe.letter_case or suits
-        origin, why = "the checkpoint's", "the case of the vocabulary"
-    else:
-        case = recipe.letter_case or "lower"
-        origin, why = "the letters of the training texts", "the default for a new vocabulary"
-        alphabet = _letters(cleaned(text or "", case, ignored) for text in rows["train"].dataset["text"])
-        if not alphabet:
-            raise UserError(f"{rows['train'].where}: no text has a letter; allowed: texts that are to be recognised")
-        tokenizer = _tokenizer(alphabet)
-    choices: dict[str, Choice[Any]] = {"vocabulary": Choice(_shown(alphabet), f"{origin}: {reason}")}
-    choices["letter_case"] = Choice(case, "letter_case in the recipe" if recipe.letter_case else why)
-    spelling, vocabulary = Spelling(tokenizer, case, ignored, choices), tokenizer.get_vocab()
-    texts = (spelling.clean(text or "") for split in rows.values() for text in split.dataset["text"])
-    if missing := [letter for letter in _letters(texts) if letter not in vocabulary]:
-        # They are learned and measured as one unknown token.
-        told = f"not in the vocabulary, each is {tokenizer.unk_token}; chars_to_ignore leaves them out"
-        choices["unknown_letters"] = Choice(_shown(missing), told)
-    return spelling
-
-
 def _tokenizer(alphabet: list[str]) -> Any:
     """Return transformers' CTC tokenizer of these letters."""
     from transformers import Wav2Vec2CTCTokenizer
@@ -353,17 +354,3 @@ def _letters(texts: Iterable[str]) -> list[str]:
 
 def _shown(alphabet: list[str]) -> str:
     return "".join(alphabet[:60]) + ("…" if len(alphabet) > 60 else "")
-
-
-def _encoded(rows: Rows, spelling: Spelling, rate: int) -> Any:
-    """Return `labels` (the letters' ids) and `samples` (at `rate`) of each row."""
-
-    def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
-        clean = [spelling.clean(text) for text in texts]
-        if "" in clean:
-            place = rows.place(indices[clean.index("")])
-            raise UserError(f"{place} has no letters in its text; allowed: some in every row")
-        return list(spelling.tokenizer(clean)["input_ids"])
-
-    key = ("speech-recognition", spelling.case, spelling.ignored, rate)
-    return encoded(rows, spelling.tokenizer, key, ids, rate)

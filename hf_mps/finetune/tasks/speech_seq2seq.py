@@ -140,23 +140,20 @@ class SpeechSeq2Seq(speech_recognition.SpeechTask[Recipe]):
         """Return the rows of a split that take part, with labels (ids without the start token), and how many others do
         not, by the reason.
         """
-        case, most = self.recipe.letter_case, self.recipe.max_duration_in_seconds
-        tokenizer, longest, rate = self.tokenizer, self.longest, self.extractor.sampling_rate
+        case, tokenizer, longest = self.recipe.letter_case, self.tokenizer, self.longest
 
         def ids(texts: Sequence[str], indices: Sequence[int]) -> list[list[int]]:
             # The model puts the first token before the labels itself; in pretraining texts began with a space.
             made = tokenizer([f" {speech_recognition.cleaned(text, case, '')}" for text in texts])["input_ids"]
             return [row[1:] for row in made]
 
-        encoded = speech_recognition.encoded(
-            rows, tokenizer, ("speech-seq2seq", case, rate, tokenizer.prefix_tokens), ids, rate
-        )
+        encoded = self.encoded(rows, ("speech-seq2seq", case, tokenizer.prefix_tokens), ids)
         samples, targets = encoded["samples"][:], encoded["labels"][:]
-        short = speech_recognition.short_enough(rows, samples, most, rate)
+        short = self.short_enough(rows, samples)
         kept = [row for row in short if len(targets[row]) <= longest]
         if not kept:
             raise UserError(f"{rows.where}: every text has more than max_target_length, {longest} tokens; next: more")
-        missing = {f"longer than {most:g} seconds": len(samples) - len(short)}
+        missing = {f"longer than {self.recipe.max_duration_in_seconds:g} seconds": len(samples) - len(short)}
         missing[f"more than {longest} tokens of text"] = len(short) - len(kept)
         return audio.Sounds(rows, targets, kept, samples, self.extractor), missing
 
@@ -176,7 +173,7 @@ class SpeechSeq2Seq(speech_recognition.SpeechTask[Recipe]):
         """Open feature extractor and tokenizer, and settle the lengths of sound and of texts."""
         from transformers import Seq2SeqTrainingArguments, WhisperProcessor
 
-        from hf_mps.finetune.models.speech_trainer import SpeechTrainer
+        from hf_mps.finetune.models.token_trainer import SpeechTrainer
 
         self.extractor = self.checkpoint.feature_extractor()
         # The tokenizer's folder keeps these settings.

@@ -32,12 +32,6 @@ class Columns(schema.Columns):
     label: str | list[str] = "label"
     """The column of the label."""
 
-    def roles(self) -> dict[str, str]:
-        """The column of each role; labels in columns of their own are `label_0`, `label_1`, …"""
-        named = {"text": self.text, "text_pair": self.text_pair, "label": self.label}
-        one = {role: column for role, column in named.items() if isinstance(column, str) and column}
-        return one | {f"{labels.LABEL_COLUMN}{number}": name for number, name in enumerate(self.columns_of_labels)}
-
     @property
     def columns_of_labels(self) -> list[str]:
         """The columns of 0 and 1; empty where one column holds the labels."""
@@ -105,16 +99,16 @@ class TextClassification(TextTask[Recipe]):
         self.least = predictions.threshold(recipe.threshold)
         if recipe.data.columns.text_pair:
             self.snippet = snippets()[f"{self.name} pair"]
+        self.choices |= labels.choices(classes, train)
         measured: metrics.Metrics
         if isinstance(classes, labels.LabelSets):
             measured = of_sets(recipe.metrics, recipe.task)
-            self.choices = {**labels.sets_described(classes, train), "threshold": self.least}
+            self.choices["threshold"] = self.least
             self.snippet = snippets()[f"{self.name} sets"].format(threshold=self.least.value)
         else:
             usual = ["accuracy", "f1" if len(classes.names) == 2 else "f1/macro"]
             usual = usual if classes.names else ["pearsonr", "spearmanr", "mae", "rmse"]
             measured = metrics.of_labels(recipe.metrics or usual, recipe.task, len(classes.names))
-            self.choices = dict(labels.choices(classes))
         config = labels.configure(self.checkpoint.config(), classes.names, recipe.config_overrides)
         # Given here: transformers would guess it from the labels' dtype in the first batch.
         config.problem_type = classes.problem_type
@@ -135,7 +129,7 @@ class TextClassification(TextTask[Recipe]):
         )
 
     def recall(self, config: Any, chosen: Mapping[str, Any]) -> None:
-        self.classes = labels.kept_sets(config) or labels.kept(config)
+        self.classes = labels.kept(config)
         self.has_probabilities = bool(self.classes.names)
         self.least = predictions.threshold(self.recipe.threshold, chosen)
 
@@ -158,8 +152,7 @@ class TextClassification(TextTask[Recipe]):
         """Return what the labels mean: a class or a number a row, or several labels."""
         recipe, data = self.recipe, self.recipe.data
         if labels.has_sets(train, data.separator, recipe.problem_type):
-            columns = data.columns.columns_of_labels
-            return labels.decide_sets(train, others, data.labels, columns=columns, separator=data.separator)
+            return labels.decide_sets(train, others, data.labels, data.columns.columns_of_labels, data.separator)
         if recipe.threshold is not None:
             raise UserError("threshold is for rows with several labels, and these have one each; leave it out")
         return labels.decide(train, others, data.labels, recipe.problem_type)
@@ -190,10 +183,10 @@ class TextClassification(TextTask[Recipe]):
         return loader.train(rows, sample, batches.Making(batches.by_rows(encode), longest))
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
-        pairs, names = [(row["label"], row["prediction"]) for row in predicted], self.classes.names
+        names = self.classes.names
         if isinstance(self.classes, labels.LabelSets):
-            return pictures.by_label(pairs, names)
-        return pictures.confusion(pairs, names) if names else pictures.scatter(*zip(*pairs, strict=True))
+            return pictures.by_label(predicted, names)
+        return pictures.confusion(predicted, names) if names else pictures.scatter(predicted)
 
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
@@ -204,18 +197,17 @@ class TextClassification(TextTask[Recipe]):
         kinds = len(names) if names else 2
         kind = made.kind(kinds)
         first = draw.randrange(kinds) if named.text_pair else kind
-        row: dict[str, Any] = {named.text: synthetic.sentence(draw, first)}
+        row: dict[str, Any] = {"text": synthetic.sentence(draw, first)}
         if named.text_pair:
-            row[named.text_pair] = synthetic.sentence(draw, (first + kind) % kinds)
+            row["text_pair"] = synthetic.sentence(draw, (first + kind) % kinds)
         if recipe.problem_type == labels.MULTI_LABEL or columns or separator:
             both = sorted({kind, draw.randrange(kinds)})
-            row[named.text] = " and ".join(synthetic.sentence(draw, one) for one in both)
+            row["text"] = " and ".join(synthetic.sentence(draw, one) for one in both)
             given = [synthetic.class_value(names, one) for one in both]
-            if columns:
-                return row | {column: int(column in given) for column in columns}
-            return row | {str(named.label): separator.join(map(str, given)) if separator else given}
+            flags = {f"{labels.LABEL_COLUMN}{number}": int(name in given) for number, name in enumerate(columns)}
+            return row | flags | {"label": separator.join(map(str, given)) if separator else given}
         label = 2.5 * kind if recipe.problem_type == "regression" else synthetic.class_value(names, kind)
-        return row | {str(named.label): label}
+        return row | {"label": label}
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, classes: labels.Labels | None) -> Dataset:

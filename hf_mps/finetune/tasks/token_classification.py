@@ -137,17 +137,16 @@ class TokenClassification(TextTask[Recipe]):
                 yield line
 
     def _figures(self, predicted: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
-        pairs = [(row["label"], row["prediction"]) for row in predicted if "prediction" in row]
-        return pictures.confusion(pairs, self.tags.names, of="words")
+        return pictures.confusion([row for row in predicted if "prediction" in row], self.tags.names, of="words")
 
     @staticmethod
     def smoke_row(recipe: Recipe, made: synthetic.MadeUp) -> dict[str, Any]:
         """Return a sentence whose words reveal their tags: the recipe's own set of tags, or people and places."""
-        draw, named = made.draw, recipe.data.columns
+        draw = made.draw
         tags = recipe.data.labels or ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
         steps = [step * draw.randrange(1, 3) for step in range(draw.randrange(4, 9))]
         kinds = [(made.number + step) % len(tags) for step in steps]
-        return {named.words: [synthetic.word(draw, kind) for kind in kinds], named.tags: [tags[kind] for kind in kinds]}
+        return {"words": [synthetic.word(draw, kind) for kind in kinds], "tags": [tags[kind] for kind in kinds]}
 
 
 def _tokenised(rows: Rows, tokenizer: Any, content: str, longest: int, tags: labels.Labels | None) -> Dataset:

@@ -14,6 +14,7 @@ from hf_mps.core.errors import UserError, neighbour
 from hf_mps.core.text import first_line
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.recipe.schema import PLAIN_TEMPLATE
+from hf_mps.finetune.text.lengths import IGNORED
 from hf_mps.finetune.text.tokens import special_tokens
 
 Message = Mapping[str, Any]
@@ -57,6 +58,14 @@ class Encoded:
 
     input_ids: list[int]
     assistant_mask: list[bool]
+
+    def learned(self) -> dict[str, list[int]] | None:
+        """Return the tokens and their labels, IGNORED but on the assistant's; None where no label can be learned."""
+        # Nothing precedes the first token, so nothing can predict it.
+        if not any(self.assistant_mask[1:]):
+            return None
+        pairs = zip(self.input_ids, self.assistant_mask, strict=True)
+        return {"input_ids": self.input_ids, "labels": [one if said else IGNORED for one, said in pairs]}
 
 
 def template(tokenizer: Any, requested: str | None) -> Choice[str]:

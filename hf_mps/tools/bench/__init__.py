@@ -1,8 +1,8 @@
 """`hf-mps bench`: training and evaluation of the field's networks, or of your own case, the device over the CPU.
 
-`networks` are what Metal training was announced with, `cases` makes those and recipes alike, `timing` reads
-the clock, `launches` counts instead, `outcome` is what was found, as table, JSON and one signed line, `chart` its
-picture.
+`networks` are what Metal training was announced with, `cases` makes those and recipes alike and reads the clock,
+`outcome` is what was found, as table, picture, JSON and one signed line. Here is also what counts instead: a training
+step's launches with their classes, waits and copies.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_mps.core import settings, status
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import RunError
+from hf_mps.core.errors import RunError, UserError
 from hf_mps.core.files import write_atomic
-from hf_mps.core.text import counted
+from hf_mps.core.text import aligned, counted
 from hf_mps.layer.activation import activate
+from hf_mps.metal import simulator
 from hf_mps.metal.device import choose, memory
-from hf_mps.tools.bench import launches, outcome
-from hf_mps.tools.bench.cases import Case, of_target
-from hf_mps.tools.bench.timing import FEWEST, Settings, timed
+from hf_mps.tools.bench import outcome
+from hf_mps.tools.bench.cases import FEWEST, TRAINING, Case, Settings, of_target, timed
 from hf_mps.tools.dryrun import metal_device, render
 from hf_mps.tools.dryrun.resolve import Target
 
@@ -81,7 +81,7 @@ def run_count(asked: Asked, release: str | None, *, as_json: bool = False) -> No
     _tell(LOADING)
     with status.shown(LOADING):
         facts, found = count(asked, release)
-    body, values = ["", *launches.lines(found)], {"kind": "launches", "cases": found}
+    body, values = ["", *lines(found)], {"kind": "launches", "cases": found}
     render.show(render.Report("bench", asked.name, facts, body, values), render.form(json=as_json))
 
 
@@ -105,14 +105,21 @@ def measure(asked: Asked) -> outcome.Outcome:
 
 
 def count(asked: Asked, release: str | None) -> tuple[dict[str, Choice[Any]], list[dict[str, Any]]]:
-    """Return the facts, and what a training step of every case launches on the simulated device. Imports torch.
+    """Return the facts, and what a training step of every case launches on the simulated device, means of STEPS.
 
-    Raises UserError as `measure`, and where the device is a Mac's own.
+    `on_a_mac` is what they launch on PyTorch `release`, by default the installed one. Imports torch. Raises UserError
+    as `measure`, and where the device is a Mac's own.
     """
     settings.refuse_unknown()
     device = metal_device()
+    if simulator.loaded() is None:
+        raise UserError("--launches counts on the simulated device, and this one is real; next: the same on Linux")
+    from hf_mps.tools.dryrun.launches import table_of
+
+    table = table_of(release)
     with _cases(asked) as cases:
-        return outcome.facts_of(asked, device, launches.HOW), launches.of_cases(cases, device, release)
+        found = [{"network": case.name, **_counted(case, device, table)} for case in cases]
+    return outcome.facts_of(asked, device, HOW), found
 
 
 @contextmanager
@@ -159,3 +166,51 @@ def _tell(words: str) -> None:
     status.now(words)
     if not sys.stderr.isatty():
         print(words, file=sys.stderr, flush=True)
+
+
+STEPS, FIRST = 4, 3
+"""Steps that are counted, and those before: optimizers make their states and guards take their looks."""
+HOW = Choice("counts of a step", f"means of {STEPS} training steps after {FIRST}; a launch is a dispatch or a graph")
+SHOWN = ("launches", "blits", "waits", "copies_in", "copies_out")
+
+
+def _counted(case: Case, device: Choice[str], table: Any) -> dict[str, Any]:
+    from hf_mps.layer import guards
+    from hf_mps.tools.dryrun.audit.record import OperatorRecorder
+    from hf_mps.tools.dryrun.launches import of_calls
+
+    with case.make(device) as work:
+        counts: list[simulator.Counted] = []
+
+        def begin(number: int) -> None:
+            if number == FIRST:
+                counts.append(simulator.Counted())
+            if number == FIRST + STEPS:
+                counts[0].stop()
+
+        work.phases[TRAINING](FIRST + STEPS, begin, ())
+        recorder = OperatorRecorder(work.tracker)
+        # Apart from the count: who watches each operator in Python reads numbers, and a loop's first step makes states.
+        # A trainer begins anew, and so would sentinels, which look at each weight in a training's first steps.
+        with guards.suspended(kind="sentinel"):
+            work.phases[TRAINING](2, lambda number: recorder.forget() if number == 1 else None, [recorder])
+        launched = {"reason": table.reason} if isinstance(table, Choice) else of_calls(recorder.calls, table).values()
+        each = {name: round(value / STEPS, 2) for name, value in asdict(counts[0].figures).items()}
+        return {**work.size, **each, "on_a_mac": launched}
+
+
+def lines(found: list[dict[str, Any]]) -> list[str]:
+    """Return the counts as a table for people."""
+
+    def classes(each: dict[str, Any]) -> str:
+        launched = each["on_a_mac"]
+        if "classes" not in launched:
+            return f"not known: {launched['reason']}"
+        several = ", ".join(f"{count:,} {name}" for name, count in launched["classes"].items() if count)
+        return f"torch {launched['release']}: {launched['launches']:,} launches ({several})"
+
+    head = ("network", "batch", "row", *(name.replace("_", " ") for name in SHOWN), "on a Mac")
+    rows = [head]
+    for each in found:
+        rows.append((each["network"], str(each["batch"]), each["row"], *(f"{each[n]:g}" for n in SHOWN), classes(each)))
+    return [f"  {line}" for line in aligned(rows, right=(1, 3, 4, 5, 6, 7), widest=60)]

@@ -1,9 +1,15 @@
-"""What is measured: a case has a name, the size of its batch, and makes the work of a step on one device."""
+"""What is measured, and how long a step of it takes.
+
+A case has a name, the size of its batch, and makes the work of a step on one device. The device's work is done before
+the clock is read, the first steps do not count, medians do.
+"""
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +17,7 @@ from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.text import counted
 from hf_mps.finetune import tasks
+from hf_mps.metal.device import memory
 from hf_mps.tools.dryrun.resolve import Target, resolve_target
 
 if TYPE_CHECKING:
@@ -135,3 +142,66 @@ def target_of(recipe: str | None, model: str | None, task: str | None, overrides
         given = "--task" if task is not None else f"'{overrides[0]}'"
         raise UserError(f"{given} needs a recipe or a model; next: --recipe RECIPE, or --model NAME --task TASK")
     return None
+
+
+FEWEST = 3
+"""Repetitions that are made however long they take; a median of fewer is none."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Steps that do not count, steps that do at most, and seconds after which no further one begins."""
+
+    warm_up: int
+    repetitions: int
+    seconds: float
+
+
+class _Enough(Exception):
+    """Ends the steps early."""
+
+
+def timed(
+    phase: Phase, device: str, settings: Settings, batch: int, told: Callable[[int], None] = lambda done: None
+) -> dict[str, Any]:
+    """Return the figures of a phase's steps of `batch` rows on `device`, as they are stored.
+
+    `told` is called with the counted steps so far. A device whose memory is too small is a finding (`failure`), no
+    error. Imports torch.
+    """
+    import torch
+
+    peak, steps, mark = memory.Peak(device), list[float](), 0.0
+
+    def tick(number: int) -> None:
+        nonlocal mark
+        # What was given to the device is done before the clock is read.
+        if device != "cpu":
+            getattr(torch, device).synchronize()
+        now = time.perf_counter()
+        if number > settings.warm_up:
+            steps.append(now - mark)
+        if len(steps) >= FEWEST and sum(steps) >= settings.seconds:
+            raise _Enough
+        told(len(steps))
+        peak.sample()
+        # Last, so that what is done between two steps is part of neither.
+        mark = time.perf_counter()
+
+    try:
+        with peak, suppress(_Enough):
+            phase(settings.warm_up + settings.repetitions, tick, ())
+    except RuntimeError as error:
+        if not (memory.refused(error) or type(error).__name__ == "OutOfMemoryError"):
+            raise
+        return {"failure": "its memory is too small for this batch"}
+    median = statistics.median(steps)
+    return {
+        "seconds": round(median, 6),
+        "fastest": round(min(steps), 6),
+        "slowest": round(max(steps), 6),
+        "repetitions": len(steps),
+        "rows_per_second": round(batch / median, 3),
+        "memory_bytes": peak.result.value,
+        "memory_is": peak.result.reason,
+    }

@@ -53,9 +53,9 @@ def run_upgrade(release: str, *, json: bool = False) -> None:
 
     Raises UserError for a word that names no release, RunError (exit 1) where this machine cannot run it.
     """
-    from hf_mps.tools.doctor import upgrade
+    from hf_mps.tools.doctor import versions
 
     with contextlib.suppress(UserError):  # of a variable, which `run` reports
         activate()
-    found = upgrade.compared(release)
-    findings.show(upgrade.sections(found).items(), {"upgrade": found.values}, json=json)
+    found = versions.compared(release)
+    findings.show(versions.sections(found).items(), {"upgrade": found}, json=json)

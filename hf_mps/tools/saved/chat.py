@@ -16,8 +16,7 @@ from hf_mps.core.notices import on_stderr
 from hf_mps.finetune.tasks import _language
 from hf_mps.finetune.tasks._language import ChatTask
 from hf_mps.finetune.text.chat import ConversationError, render
-from hf_mps.tools.saved import on_device
-from hf_mps.tools.saved.run import Adapter, SavedRun
+from hf_mps.tools.saved.run import Adapter, SavedRun, on_device, say
 
 COMMANDS = {
     "/reset": "begin a new conversation",
@@ -144,12 +143,12 @@ def chat(run: SavedRun, manner: Manner, *, system: str | None = None, base: bool
     if not run.task_class.chats:
         problem = f"{run.where} is a model for {run.task.value} ({run.task.reason}), which does not chat"
         raise UserError(f"{problem}; next: hf-mps predict {run.where} FILE")
-    with on_device.on_device(run) as (run, device, _, weights), status.shown("loading the model …"):
+    with on_device(run) as (run, device, _, weights), status.shown("loading the model …"):
         import torch
 
         torch.manual_seed(manner.seed)
         speaking, choices = voices(run, device.value, manner, base=base)
-        on_device.say(run, device, {"model": choices["model"], "template": choices["chat_template"], **weights})
+        say(run, device, {"model": choices["model"], "template": choices["chat_template"], **weights})
         status.over()
         for voice in speaking:
             voice.system = system

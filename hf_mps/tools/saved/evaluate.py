@@ -22,11 +22,9 @@ from hf_mps.core.text import aligned, counted
 from hf_mps.finetune.data import labels, load
 from hf_mps.finetune.recipe import overrides, schema
 from hf_mps.finetune.recipe.resolve import validate
-from hf_mps.finetune.run import measuring
 from hf_mps.finetune.text import lengths
 from hf_mps.metrics.selection import is_metric
-from hf_mps.tools.saved import on_device
-from hf_mps.tools.saved.run import NOWHERE, SavedRun
+from hf_mps.tools.saved.run import NOWHERE, SavedRun, on_device, say, trainer_of
 
 FILES = "data.files"
 # Keys of the recipe's own rows, which other files do not take over.
@@ -46,10 +44,8 @@ class Measured:
     main: str = ""
     device: Choice[str] = field(default_factory=lambda: Choice("", ""))
     choices: dict[str, Choice[Any]] = field(default_factory=dict)
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)
-    where: dict[str, str] = field(default_factory=dict)
-    """The source of each split's rows."""
+    splits: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each split the number of its `rows`, where they are of (`of`), and its `metrics`."""
 
     def of_the_run(self, split: str) -> Mapping[str, float]:
         """Return the run's own metrics of a split; empty for other rows."""
@@ -61,23 +57,19 @@ class Measured:
 
     def print_json(self) -> None:
         """Print it as one JSON object."""
-        splits = {
-            split: {"rows": self.rows[split], "of": self.where[split], "metrics": metrics}
-            for split, metrics in self.metrics.items()
-        }
-        of_all = {"device": self.device, "choices": self.choices, "main_metric": self.main, "splits": splits}
+        of_all = {"device": self.device, "choices": self.choices, "main_metric": self.main, "splits": self.splits}
         content = plain({"run": self.run.where, "task": self.run.task, **of_all})
         print(json.dumps(content, indent=2, ensure_ascii=False))
 
     def print(self) -> None:
         """Print a table of each split: its metrics, the main one first, beside those of its run."""
-        for split, metrics in self.metrics.items():
-            before = self.of_the_run(split)
+        for split, found in self.splits.items():
+            metrics, before = found["metrics"], self.of_the_run(split)
             rows = [("metric", split, "its run" if before else "")]
             for name in sorted(metrics, key=lambda name: (name != self.main, name == "loss")):
                 rows.append((name, f"{metrics[name]:.4f}", f"{before[name]:.4f}" if name in before else ""))
             print(*aligned(rows, right=(1, 2)), sep="\n")
-            print(f"rows  {counted(self.rows[split], 'row')}, {self.where[split]}")
+            print(f"rows  {counted(found['rows'], 'row')}, {found['of']}")
 
 
 def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = None) -> Measured:
@@ -88,7 +80,7 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
     """
     run, splits = _with_rows(run, words)
     found = Measured(run, own=splits is None)
-    with on_device.on_device(run) as (run, device, folder, weights):
+    with on_device(run) as (run, device, folder, weights):
         status.now("reading the rows …")
         load.check(run.recipe.data)
         rows = load.load(run.recipe.data, run.recipe.seed, only=splits or _splits(run.recipe.data))
@@ -107,14 +99,14 @@ def evaluate(run: SavedRun, words: Sequence[str] = (), *, batch: int | None = No
             # `prepare` takes the model itself as the reference, as at the start of a training; here it is the base.
             if (reference := task.reference()) is not None:
                 prepared.trainer_settings["ref_model"] = reference
-            trainer, chosen = measuring.trainer(prepared, recipe, device, folder, run.chosen, batch)
-            if not found.metrics:
+            trainer, chosen = trainer_of(prepared, recipe, device, folder, run.chosen, batch)
+            if not found.splits:
                 found.main, found.device, found.choices = prepared.metrics.main, device, {**chosen, **weights}
                 status.over()
-                on_device.say(run, device, found.choices)
+                say(run, device, found.choices)
             scored = {name: value for name, value in trainer.evaluate().items() if is_metric(name)}
-            found.metrics[split] = {name.removeprefix("eval_"): value for name, value in scored.items()}
-            found.rows[split], found.where[split] = len(some.dataset), some.origin
+            measured = {name.removeprefix("eval_"): value for name, value in scored.items()}
+            found.splits[split] = {"rows": len(some.dataset), "of": some.origin, "metrics": measured}
     return found
 
 
@@ -132,7 +124,7 @@ def settled(run: SavedRun) -> schema.Recipe:
     of_data = type(recipe.data).model_fields
     if "labels" in of_data:
         config = run.checkpoint.config()
-        classes = labels.kept_sets(config) or labels.kept(config)
+        classes = labels.kept(config)
         data["labels"] = list(classes.names) or None
         said["problem_type"] = classes.problem_type
     if "score_range" in of_data and (span := SPAN.fullmatch(str(chosen.get("scores")))):

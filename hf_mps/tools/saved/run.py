@@ -1,27 +1,43 @@
-"""What a run left, opened again: its folder, a folder that `save_pretrained` wrote, or a name on the hub."""
+"""What a run left, opened again: its folder, a folder that `save_pretrained` wrote, or a name on the hub.
+
+`on_device` chooses its device and the type of its weights, with which predict, evaluate and chat begin. `trainer_of` is
+a trainer that trains nothing: it measures and answers as the trainer of a run does.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hf_mps.core import extras
+from hf_mps.core import extras, settings, status
 from hf_mps.core.choice import Choice
-from hf_mps.core.errors import UserError, nearest, neighbour, user_path
+from hf_mps.core.errors import RunError, UserError, nearest, neighbour, user_path
 from hf_mps.finetune import tasks
+from hf_mps.finetune.features import attention
+from hf_mps.finetune.features.machine import expected_operators, precision_of
 from hf_mps.finetune.models.checkpoint import PYPI, TOKENIZER, Checkpoint, resolve
 from hf_mps.finetune.recipe import overrides
 from hf_mps.finetune.recipe.overrides import Document, read_yaml
 from hf_mps.finetune.recipe.resolve import validate
 from hf_mps.finetune.recipe.schema import Recipe, map_paths
+from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
+from hf_mps.finetune.run import checks, failures
 from hf_mps.finetune.run.failures import RESULTS
-from hf_mps.finetune.run.logging import errors_only
+from hf_mps.finetune.run.logging import errors_only, no_bars
 from hf_mps.finetune.run.run_dir import MODEL_FILES, RECIPE, checkpoints
+from hf_mps.finetune.run.stages import choose_device, one_gpu, refusals_told
+from hf_mps.finetune.run.trainer import recipe_trainer
 from hf_mps.finetune.smoke import KEPT
+from hf_mps.finetune.tasks import Prepared
+from hf_mps.layer.activation import activate
+from hf_mps.metal.device import precision
 
 ADAPTER = "adapter_config.json"
 # The rows of a model without a run: `predict` brings its own, `evaluate` asks for them.
@@ -117,11 +133,9 @@ class SavedRun:
     def parsed(self, words: Sequence[str]) -> overrides.Overrides:
         """Return `words` as overrides. Raises UserError, for what only training reads as well."""
         parsed = overrides.parse(words, self.task.value)
-        if arguments := [key.removeprefix("training.") for key in parsed if key.startswith("training.")]:
-            from hf_mps.finetune.run.measuring import OF_TRAINING  # imports torch, as what follows does
-
-            if ignored := next((name for name in arguments if name.startswith(OF_TRAINING)), None):
-                raise UserError(f"training.{ignored} changes only a training; leave it out")
+        arguments = (key.removeprefix("training.") for key in parsed if key.startswith("training."))
+        if ignored := next((name for name in arguments if name.startswith(OF_TRAINING)), None):
+            raise UserError(f"training.{ignored} changes only a training; leave it out")
         return parsed
 
     def in_dtype(self, dtype: str) -> SavedRun:
@@ -302,3 +316,119 @@ def _of_sentence_transformers(checkpoint: Checkpoint, folder: Path) -> Choice[st
     too = f" and names {SPARSE}" if sparse else ""
     task = _loaded_by("SparseEncoder" if sparse else "SentenceTransformer")
     return Choice(str(task), f"its {SENTENCES} is sentence-transformers'{too}")
+
+
+# Types of weights as configurations name them.
+HALVES = {"float16": "float16", "bfloat16": "bfloat16", "torch.float16": "float16", "torch.bfloat16": "bfloat16"}
+
+
+@contextmanager
+def on_device(run: SavedRun) -> Iterator[tuple[SavedRun, Choice[str], Path, dict[str, Choice[str]]]]:
+    """Choose the device of `run` and the type of its weights, and yield both with a temporary folder.
+
+    It turns off the libraries' bars, and turns a failure of the machine into one line (RunError).
+    """
+    settings.refuse_unknown()
+    with status.shown("loading PyTorch …"), no_bars(), tempfile.TemporaryDirectory(prefix="hf-mps-saved-") as folder:
+        activate.activate()
+        device = choose_device(run.recipe)
+        weights = weights_of(run, device.value)
+        run = run.in_dtype(weights.value)
+        shown = {"weights": weights} if weights.value != "float32" else {}
+        with expected_operators(run.recipe.fallback):
+            try:
+                yield run, device, Path(folder), shown
+            except RunError:
+                raise
+            except Exception as error:
+                if (words := failures.describe(error)) is None:
+                    raise
+                way_on = "; next: a smaller --batch" if words.startswith("out of memory") else ""
+                raise RunError(f"{words}{way_on}") from error
+
+
+def weights_of(run: SavedRun, device: str) -> Choice[str]:
+    """Return the type of the weights in memory: that of the run, or of the files where `device` computes in it."""
+    if run.results is not None:
+        return Choice(run.recipe.weights, "weights in the recipe of its run")
+    config = (run.checkpoint.base if isinstance(run.checkpoint, Adapter) else run.checkpoint).stored_config()
+    if (stored := HALVES.get(str(config.get("dtype") or config.get("torch_dtype")))) is None:
+        return Choice("float32", "as its files have them")
+    usable = precision.dtypes(device)[stored]
+    if device == "cpu" or not usable.value:
+        why = "the CPU's own precision" if device == "cpu" else usable.reason
+        return Choice("float32", f"its files have {stored}; {why}")
+    return Choice(stored, f"as its files have them; {usable.reason}")
+
+
+def say(run: SavedRun, device: Choice[str], choices: Mapping[str, Choice[Any]]) -> None:
+    """Print the task, the device and what else was chosen, each with its reason, on stderr."""
+    shown = {"task": run.task, "device": device, **choices}
+    words = "; ".join(f"{name} {choice}" for name, choice in shown.items())
+    print(f"hf-mps: {run.where}: {words}", file=sys.stderr, flush=True)
+
+
+# Beginnings of arguments that say how weights change and what is kept of them: nothing here does either.
+OF_TRAINING = (
+    *("max_steps", "num_train", "warmup", "lr_scheduler", "optim", "learning_rate", "weight_decay", "adam_"),
+    *("max_grad", "gradient_", "activation_checkpointing", "neftune", "fsdp", "torch_compile", "auto_find"),
+    *("save_", "load_best", "metric_for_best", "greater_is_better", "resume_from", "restore_callback", "logging_"),
+    *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "report_to", "run_name", "train_sampling"),
+    *("dataloader_drop_last", "dataloader_persistent", "dataloader_num_workers", "batch_sampler", "use_cpu"),
+)
+EVALUATED = "per_device_eval_batch_size"
+
+
+def trainer_of(
+    made: Prepared, recipe: Recipe, device: Choice[str], folder: Path, chosen: Mapping[str, Any], batch: int | None
+) -> tuple[Any, dict[str, Choice[Any]]]:
+    """Return the task's trainer for `made` on `device`, and what was chosen for it: precision and batch.
+
+    `chosen` are the values of the run's own choices; batches are as large as those of its evaluations, so that the
+    answers are equal to the last bit. Nothing is written but an empty `folder`. Raises UserError for arguments that
+    transformers refuses and a precision that the device lacks.
+    """
+    from transformers import PrinterCallback, TrainingArguments
+
+    parts = made.parts
+    if made.splits:
+        parts |= {"train_dataset": made.sample, "eval_dataset": made.validation}
+        # The sparse encoder's trainer asks for a list of callbacks.
+        parts |= {"compute_metrics": made.compute_metrics, "callbacks": []}
+    left_out = OF_TRAINING if device.value == "cuda" else (*OF_TRAINING, *checks.CUDA_ALONE)
+    said = {k: value for k, value in recipe.training.items() if value is not None and not k.startswith(left_out)}
+    precision, mixed = precision_of(said, device.value)
+    own = None if made.splits else made.task.batch  # rows with labels are measured as a run measures them
+    trained = chosen.get("batch")
+    why = "as in the evaluations of its run" if trained else "the size of a run's evaluations"
+    size = Choice(max(trained if isinstance(trained, int) else 0, DEFAULT_BATCH), why)
+    if batch is not None:
+        size = Choice(batch, "--batch")
+    elif own is not None:
+        size = Choice(own, "the task's own")
+    elif EVALUATED in said:
+        size = Choice(said[EVALUATED], f"training.{EVALUATED} in the recipe")
+    defaults = {key: value for key, value in made.arguments_defaults.items() if not key.startswith(OF_TRAINING)}
+    ours = {
+        **{"output_dir": str(folder), "report_to": "none", "disable_tqdm": True, "seed": recipe.seed},
+        **{"eval_strategy": "no", "save_strategy": "no", "use_cpu": device.value == "cpu"},
+        EVALUATED: size.value,
+    }
+    attention.give(made, attention.choose(recipe.attention, made))
+    with refusals_told():
+        pinned = {"dataloader_pin_memory": device.value == "cuda"}
+        arguments = (made.arguments or TrainingArguments)(**(pinned | defaults | mixed | said | ours))
+        # A task may name a function that makes its trainer: sentence-transformers' cannot be made without a loss.
+        named = made.trainer
+        kind = recipe_trainer(named) if named is None or isinstance(named, type) else named
+        built = kind(args=one_gpu(arguments), **parts)
+    # What embeddings.apart returns is no trainer.
+    if hasattr(built, "remove_callback"):
+        built.remove_callback(PrinterCallback)
+    return built, {"precision": precision, "batch": size}
+
+
+def forget_rows(trainer: Any) -> None:
+    """Let go of the rows that `trainer` has answered: accelerate keeps every data loader that it has prepared."""
+    if (accelerator := getattr(trainer, "accelerator", None)) is not None:
+        accelerator._dataloaders.clear()

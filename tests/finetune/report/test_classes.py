@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.figure
@@ -32,9 +33,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
+def rows_of(pairs: Sequence[tuple[Any, Any]]) -> list[dict[str, Any]]:
+    return [{"label": truth, "prediction": answer} for truth, answer in pairs]
+
+
 def test_each_cell_counts_its_pair_in_the_order_of_the_classes(drawn: list[Any]) -> None:
     pairs = [("bad", "bad")] * 3 + [("bad", "good")] + [("good", "good")] * 2
-    png = pictures.confusion(pairs, ["bad", "good", "odd"])["confusion_matrix.png"]
+    png = pictures.confusion(rows_of(pairs), ["bad", "good", "odd"])["confusion_matrix.png"]
     (axes,) = drawn
     assert [text.get_text() for text in axes.texts] == ["3", "1", "0", "0", "2", "0", "0", "0", "0"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["bad", "good", "odd"]
@@ -45,7 +50,7 @@ def test_each_cell_counts_its_pair_in_the_order_of_the_classes(drawn: list[Any])
 def test_of_many_classes_those_with_the_most_mistakes_are_shown(drawn: list[Any]) -> None:
     names = [f"class {number}" for number in range(40)]
     pairs = [(name, name) for name in names] + [(names[number], names[number + 1]) for number in range(10, 33)]
-    pictures.confusion(pairs, names)
+    pictures.confusion(rows_of(pairs), names)
     (axes,) = drawn
     assert axes.get_title(loc="left") == snapshot(
         "Validation rows by class: the 24 of 40 classes with the most mistakes"
@@ -56,14 +61,14 @@ def test_of_many_classes_those_with_the_most_mistakes_are_shown(drawn: list[Any]
 
 def test_names_with_dollars_and_of_any_length_are_drawn(drawn: list[Any]) -> None:
     names = ["$5 or $6", "a" * 200, "ünïcode 名"]
-    assert pictures.confusion([(names[0], names[1])], names)["confusion_matrix.png"].startswith(b"\x89PNG")
+    assert pictures.confusion(rows_of([(names[0], names[1])]), names)["confusion_matrix.png"].startswith(b"\x89PNG")
     labels = drawn[0].get_yticklabels()
     assert [len(label.get_text()) for label in labels] == [8, 24, 9]
     assert not any(label.get_parse_math() for label in labels)
 
 
 def test_values_lie_over_their_truths(drawn: list[Any]) -> None:
-    png = pictures.scatter([0.0, 1.0, 5.0], [0.5, 1.5, 4.0])["values.png"]
+    png = pictures.scatter(rows_of([(0.0, 0.5), (1.0, 1.5), (5.0, 4.0)]))["values.png"]
     assert png.startswith(b"\x89PNG")
     assert drawn[0].collections[0].get_offsets().tolist() == [[0.0, 0.5], [1.0, 1.5], [5.0, 4.0]]
 

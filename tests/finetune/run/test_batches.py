@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from hf_mps.core.errors import UserError
 from hf_mps.distributed.world import World
-from hf_mps.finetune.features import batches
+from hf_mps.finetune.features import arguments
 from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.run import failures
 
@@ -30,7 +30,7 @@ def loader_length(rows: int, batch: int, processes: int, drop_last: bool) -> int
 @pytest.mark.parametrize("rows", [48, 49, 63, 64, 65, 100])
 def test_steps_are_what_accelerate_gives_each_process(rows: int, processes: int, drop_last: bool) -> None:
     training = {"num_train_epochs": 1, "dataloader_drop_last": drop_last}
-    assert batches.steps(training, rows, 4, 1, processes).value == loader_length(rows, 4, processes, drop_last)
+    assert arguments.steps(training, rows, 4, 1, processes).value == loader_length(rows, 4, processes, drop_last)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,12 @@ def test_steps_are_what_accelerate_gives_each_process(rows: int, processes: int,
     ],
 )
 def test_rows_that_are_seen_twice_are_named(training: dict[str, Any], rows: int, said: str) -> None:
-    assert batches.steps(training, rows, 16, 1, 2).reason == said
+    assert arguments.steps(training, rows, 16, 1, 2).reason == said
 
 
 def test_no_batch_for_each_process_is_refused() -> None:
     with pytest.raises(UserError, match="20 rows make no batches of 16 for 2 processes; leave it out"):
-        batches.steps({"dataloader_drop_last": True}, 20, 16, 1, 2)
+        arguments.steps({"dataloader_drop_last": True}, 20, 16, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_no_batch_for_each_process_is_refused() -> None:
     ],
 )
 def test_a_step_is_said_in_rows(accumulation: int, processes: int, said: str) -> None:
-    assert batches._whole(8, accumulation, processes) == said
+    assert arguments._whole(8, accumulation, processes) == said
 
 
 def test_a_process_that_accelerate_started_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert batches._processes(World()) == {}
+    assert arguments._processes(World()) == {}
     for name, value in {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_DYNAMO_BACKEND": "NO"}.items():
         monkeypatch.setenv(name, value)
-    assert str(batches._processes(World())["processes"]) == (
+    assert str(arguments._processes(World())["processes"]) == (
         "1 (accelerate launch was told of several, and starts one by itself unless the type is MULTI_GPU or FSDP; next:"
         " distributed_type: MULTI_GPU in its file, also without a GPU)"
     )
@@ -90,12 +90,12 @@ def test_a_process_that_accelerate_started_alone_says_so(monkeypatch: pytest.Mon
     ],
 )
 def test_a_smaller_batch_is_half_of_the_runs_own(training: dict[str, Any], evaluation: bool, said: list[str]) -> None:
-    assert batches.smaller(training, evaluation) == said
+    assert arguments.smaller(training, evaluation) == said
 
 
 def test_a_smaller_batch_that_a_recipe_refuses_is_no_way_on() -> None:
     resolved = load_recipe("kto/kto-mix", ["training.per_device_train_batch_size=2"])
-    smaller = partial(batches.smaller, {"per_device_train_batch_size": 2})
+    smaller = partial(arguments.smaller, {"per_device_train_batch_size": 2})
     assert failures.way_on(MemoryError(), resolved, smaller) == (
         "; next: close other programs, then hf-mps finetune kto/kto-mix training.per_device_train_batch_size=2"
     )

@@ -16,7 +16,7 @@ from transformers import Seq2SeqTrainingArguments, Trainer
 
 from hf_mps.finetune.tasks.text_classification import TextClassification
 from hf_mps.metal.fallback.accounting import MetalFallbackWarning
-from hf_mps.tools.export.push import chosen
+from hf_mps.tools.export.make import chosen
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
 

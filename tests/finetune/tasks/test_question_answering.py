@@ -15,7 +15,9 @@ from transformers import AutoTokenizer
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
-from hf_mps.finetune.text.windows import NOWHERE, QAWindowing, refuse_other_than_squads, token_span
+from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.finetune.tasks.question_answering import QuestionAnswering, Recipe, refuse_other_than_squads
+from hf_mps.finetune.text.windows import NOWHERE, token_span
 from hf_mps.metrics import squad
 from tests.finetune import tiny
 from tests.finetune.run_files import predictions, results
@@ -174,16 +176,19 @@ def dataset(lines: list[dict[str, Any]]) -> Rows:
 
 
 @pytest.fixture(params=["right", "left"])
-def cut(asking: Path, request: pytest.FixtureRequest) -> QAWindowing:
+def cut(asking: Path, request: pytest.FixtureRequest) -> QuestionAnswering:
     """How to cut, with the padding behind the text and, as in XLNet, before it: the text then comes first."""
-    tokenizer = AutoTokenizer.from_pretrained(asking / "model", padding_side=request.param)
-    return QAWindowing(tokenizer, "tiny", longest=12, stride=3, negative=False)
+    recipe = Recipe.model_construct(doc_stride=3)
+    task = QuestionAnswering(recipe, Checkpoint("tiny", str(asking / "model"), local=True))
+    task.tokenizer = AutoTokenizer.from_pretrained(asking / "model", padding_side=request.param)
+    task.longest, task.content = 12, "tiny"
+    return task
 
 
-def test_a_long_text_is_cut_into_windows_that_overlap_and_know_where_the_answer_is(cut: QAWindowing) -> None:
+def test_a_long_text_is_cut_into_windows_that_overlap_and_know_where_the_answer_is(cut: QuestionAnswering) -> None:
     text = "the cat is good " * 6 + "the bird is bad"
     start = text.index("bird")
-    made = cut.windows(
+    made = cut.inputs(
         dataset([{"context": text, "question": "bad", "answers": {"text": ["bird"], "answer_start": [start]}}])
     )
     seen: set[tuple[int, int]] = set()
@@ -206,11 +211,11 @@ def test_a_long_text_is_cut_into_windows_that_overlap_and_know_where_the_answer_
     assert set(made["row"]) == {0}
 
 
-def test_answers_may_be_a_list_of_dicts_as_in_squads_files(cut: QAWindowing) -> None:
+def test_answers_may_be_a_list_of_dicts_as_in_squads_files(cut: QuestionAnswering) -> None:
     row = {"context": "the cat is good", "question": "good", "answers": [{"text": "cat", "answer_start": 4}]}
     lines = dataset([row])
     refuse_other_than_squads(lines)
-    made = cut.windows(lines)
+    made = cut.inputs(lines)
     [one] = made
     assert one["start_positions"] == one["end_positions"]
     assert one["starts"][one["start_positions"]] == 4

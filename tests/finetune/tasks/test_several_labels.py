@@ -209,12 +209,12 @@ def of_columns(*values: tuple[Any, Any]) -> Rows:
 def test_columns_hold_flags_of_any_spelling_and_nothing_else() -> None:
     for values in ([(0, 1), (1, 1)], [(False, True), (True, True)], [("0", "1"), ("1", "1.0")]):
         columns = of_columns(*values) if values[1][1] != "1.0" else of_columns(("0", "1"), ("1", "1"))
-        found = labels.decide_sets(columns, [], columns=("kind", "new"))
-        assert labels.encoded_sets(columns, found) == [[0.0, 1.0], [1.0, 1.0]]
+        found = labels.decide_sets(columns, [], None, ("kind", "new"), None)
+        assert [found.encode(raw) for raw in found.raw(columns.dataset[:])] == [[0.0, 1.0], [1.0, 1.0]]
     with pytest.raises(Exception, match=r"^here: row 2: column 'new' holds '2'; allowed: 0 or 1$"):
-        labels.decide_sets(of_columns((0, 1), (1, 2)), [], columns=("kind", "new"))
+        labels.decide_sets(of_columns((0, 1), (1, 2)), [], None, ("kind", "new"), None)
     with pytest.raises(Exception, match=r"^here: no row has any label; allowed: labels in some of the training rows$"):
-        labels.decide_sets(of_columns((0, 0), (0, 0)), [], columns=("kind", "new"))
+        labels.decide_sets(of_columns((0, 0), (0, 0)), [], None, ("kind", "new"), None)
 
 
 def test_metrics_of_sets_are_scikit_learns() -> None:

@@ -21,9 +21,9 @@ from hf_mps.core.errors import UserError
 from hf_mps.finetune.report import plot
 from hf_mps.layer import guards
 from hf_mps.tools import bench
-from hf_mps.tools.bench import Asked, chart, launches
+from hf_mps.tools.bench import Asked
 from hf_mps.tools.bench.cases import TRAINING, Case, Work, stepping
-from hf_mps.tools.bench.outcome import Outcome, folder_for, signer
+from hf_mps.tools.bench.outcome import Outcome, bars, draw, folder_for, signer
 from hf_mps.tools.dryrun.launches import table_of
 from hf_mps.tools.dryrun.modules import ModuleTracker
 from tests.tools.bench.test_networks import TINY
@@ -191,9 +191,9 @@ def outcome(device: str, seconds: float | None) -> Outcome:
 
 @pytest.mark.usefixtures("mps")
 def test_bars_are_the_speed_over_the_cpu_or_rows_a_second_where_there_is_no_other_device() -> None:
-    assert chart.bars(outcome("mps", 0.25)) == {"BERT": {"training": 4.0, "evaluation": 4.0}}
-    assert chart.bars(outcome("mps", None)) == {"BERT": {"training": None, "evaluation": None}}
-    assert chart.bars(outcome("cpu", None)) == {"BERT": {"training": 8.0, "evaluation": 8.0}}
+    assert bars(outcome("mps", 0.25)) == {"BERT": {"training": 4.0, "evaluation": 4.0}}
+    assert bars(outcome("mps", None)) == {"BERT": {"training": None, "evaluation": None}}
+    assert bars(outcome("cpu", None)) == {"BERT": {"training": 8.0, "evaluation": 8.0}}
 
 
 @pytest.mark.usefixtures("mps")
@@ -206,11 +206,11 @@ def test_the_chart_of_a_simulated_device_says_so_and_another_does_not(monkeypatc
     monkeypatch.setattr(
         Figure, "text", lambda self, x, y, words, **k: (said.append(words), text(self, x, y, words, **k))[1]
     )
-    page: Any = image.imread(io.BytesIO(chart.draw(outcome("mps", 0.5))), format="png")
+    page: Any = image.imread(io.BytesIO(draw(outcome("mps", 0.5))), format="png")
     assert page.shape == (750, 1200, 4)
     assert said[0] == "mps (simulated) over the CPU: not a Mac's speed"
     said.clear()
-    chart.draw(outcome("cpu", None))
+    draw(outcome("cpu", None))
     assert said[0] == "Rows per second on A chip"
 
 
@@ -221,7 +221,7 @@ def test_a_dollar_in_a_recipes_path_is_drawn_as_one(monkeypatch: pytest.MonkeyPa
     measured = outcome("mps", 0.25)
     for row in measured.rows:
         row["network"] = "a$b$c.yaml"
-    chart.draw(measured)
+    draw(measured)
     (label,) = figures[0].axes[0].get_xticklabels()
     drawn, mathematics = label._preprocess_math(label.get_text())
     assert (drawn.partition("\n")[0], mathematics) == ("a$b$c.yaml", False)
@@ -263,7 +263,7 @@ def test_what_a_step_launches_is_counted_without_the_looks_of_sentinels() -> Non
         yield made[0]
 
     device = Choice("mps", "the test's")
-    plain = launches._counted(Case("tiny", make), device, table_of(None))
+    plain = bench._counted(Case("tiny", make), device, table_of(None))
     with guards.suspended(kind="sentinel"):
-        without = launches._counted(Case("tiny", make), device, table_of(None))
+        without = bench._counted(Case("tiny", make), device, table_of(None))
     assert plain["on_a_mac"] == without["on_a_mac"]

@@ -10,10 +10,9 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_mps.core.choice import Choice
-from hf_mps.tools.bench import timing
-from hf_mps.tools.bench.cases import EVALUATION, TRAINING, Tick
+from hf_mps.tools.bench import cases
+from hf_mps.tools.bench.cases import EVALUATION, TRAINING, Settings, Tick, timed
 from hf_mps.tools.bench.networks import NETWORKS, VGG16, Network, Size, _texts
-from hf_mps.tools.bench.timing import Settings, timed
 
 MPS = Choice("mps", "the test's")
 BY_NAME = {network.name: network for network in NETWORKS}
@@ -79,7 +78,7 @@ def test_the_clock_is_read_after_the_device_is_done_and_the_first_steps_do_not_c
 ) -> None:
     order: list[str] = []
     now = iter(range(100))
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: (order.append("clock"), float(next(now)))[1])
+    monkeypatch.setattr(cases.time, "perf_counter", lambda: (order.append("clock"), float(next(now)))[1])
     monkeypatch.setattr(torch.mps, "synchronize", lambda: order.append("done"))
 
     def phase(count: int, tick: Tick, watch: Sequence[Any]) -> None:
@@ -95,7 +94,7 @@ def test_the_clock_is_read_after_the_device_is_done_and_the_first_steps_do_not_c
 
 def test_slow_steps_end_early_and_never_below_three(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(0, 1000, 5))
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(cases.time, "perf_counter", lambda: float(next(now)))
 
     def phase(count: int, tick: Tick, watch: Sequence[Any]) -> None:
         for number in range(1, count + 1):

@@ -11,13 +11,13 @@ from hf_mps.cli.main import main
 from hf_mps.core.releases import torch_release
 from hf_mps.metal.device.faults import FAULTS
 from hf_mps.metal.operators.table import table
-from hf_mps.tools.doctor import upgrade
+from hf_mps.tools.doctor import versions
 from hf_mps.tools.doctor.findings import Finding
 from tests.tools.doctor.conftest import Having
 
 
 def section(then: str, name: str) -> dict[str, Finding]:
-    found = upgrade.sections(upgrade.compared(then))
+    found = versions.sections(versions.compared(then))
     return {finding.name: finding for finding in found.get(name, [])}
 
 
@@ -48,7 +48,7 @@ def test_it_is_this_chip_that_counts_and_where_there_is_none_each_fault_names_it
 
 def test_nothing_is_told_twice_and_no_known_fault_is_left_out(having: Having) -> None:
     having("2.13.0", macos=None)
-    told = [(each["says"], each["link"]) for each in upgrade.compared("2.15.0").faults]
+    told = [(each["says"], each["link"]) for each in versions.compared("2.15.0").faults]
     listed = [fault for fault in FAULTS.values() if fault.package == "torch" and fault.listed]
     concerned = {
         fault.issue
@@ -62,7 +62,7 @@ def test_nothing_is_told_twice_and_no_known_fault_is_left_out(having: Having) ->
 
 def test_operators_that_get_a_kernel_had_none_in_the_dispatcher(having: Having) -> None:
     having("2.13.0")
-    found = upgrade.compared("2.14.1").operators
+    found = versions.compared("2.14.1").operators
     assert {"_ctc_loss", "linalg_eigh", "poisson", "matrix_exp"} <= set(found["kernel"])
     assert {"embedding", "index_select", "median", "mish", "nan_to_num"} <= set(found["left graph"])
     assert found["absent"] == ("cholesky", "qr")
@@ -102,7 +102,7 @@ def test_the_verb_prints_lines_or_json_and_refuses_what_is_no_release(
     found = json.loads(capsys.readouterr().out)["upgrade"]
     assert found["then"] == "2.14.1"
     assert {"says", "link", "guard", "now", "then"} == found["faults"][0].keys()
-    assert len(found["operators"]["left graph"]) > upgrade.NAMED
+    assert len(found["operators"]["left graph"]) > versions.NAMED
     assert main(["doctor", "--torch", "newest"]) == 2
     assert "'newest' is no release of PyTorch; allowed: a version" in capsys.readouterr().err
     assert main(["doctor", "--torch", "2.14.1", "--trials"]) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_mps.tools.export.push import chosen, content
+from hf_mps.tools.export.make import chosen, content
 from tests.conftest import Run
 from tests.finetune.tiny import Ended
 from tests.tools.export import hub

@@ -17,8 +17,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.cli.main import main
 from hf_mps.core.errors import UserError
-from hf_mps.finetune.run import measuring
-from hf_mps.tools.saved.run import open_run
+from hf_mps.tools.saved.run import forget_rows, open_run
 from tests.finetune import tiny
 from tests.finetune.tiny import Ended
 from tests.snapshots import masked
@@ -191,13 +190,13 @@ def test_a_file_appears_whole_and_never_over_another(pairs: Kept, command: Comma
 
 
 def test_rows_are_answered_a_few_at_a_time_and_none_is_loaded_before(pairs: Kept, tmp_path: Path) -> None:
-    from hf_mps.tools.saved import rows
+    from hf_mps.tools.saved import predict
 
     file = tmp_path / "rows.csv"
     tiny.write_csv(file, [{"sentence1": f"one {n}", "sentence2": f"two {n}"} for n in range(20_000)])
     with file.open("a", encoding="utf-8") as end:
         end.write("one,two,too many\n")
-    with rows.opened(open_run(str(pairs.folder)), str(file)) as given:
+    with predict.opened(open_run(str(pairs.folder)), str(file)) as given:
         batches = given.batches(1000)
         assert next(batches)[0].dataset[0] == {"text": "one 0", "text_pair": "two 0"}
         assert [len(next(batches)[0].dataset) for _ in range(19)] == [1000] * 19
@@ -207,7 +206,7 @@ def test_rows_are_answered_a_few_at_a_time_and_none_is_loaded_before(pairs: Kept
 
 def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
 
-    from hf_mps.tools.saved import predict, rows
+    from hf_mps.tools.saved import predict
 
     def alive() -> int:
         gc.collect()
@@ -215,10 +214,10 @@ def test_answered_rows_are_let_go_of(pairs: Kept) -> None:
 
     run = open_run(str(pairs.folder))
     counts = []
-    with rows.opened(run, str(pairs.rows)) as given, predict.answering(run) as (made, trainer):
+    with predict.opened(run, str(pairs.rows)) as given, predict.answering(run) as (made, trainer):
         for some, _ in given.batches(2):
             assert len(list(made.answers(trainer, some))) == 2
-            measuring.forget_rows(trainer)
+            forget_rows(trainer)
             counts.append(alive())
     assert len(counts) >= 4
     assert counts[-1] <= counts[0]

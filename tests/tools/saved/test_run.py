@@ -12,8 +12,7 @@ from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.models.checkpoint import resolve
-from hf_mps.tools.saved.on_device import weights_of
-from hf_mps.tools.saved.run import Adapter, infer_task, open_run
+from hf_mps.tools.saved.run import Adapter, infer_task, open_run, weights_of
 from tests.refusals import refusal
 from tests.snapshots import masked
 from tests.tools.saved.conftest import Made
