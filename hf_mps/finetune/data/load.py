@@ -322,7 +322,8 @@ def _folder(data: schema.Data, split: str) -> Rows:
             problem = f"there is no column {FILE_NAME}, which names the files; the columns are {', '.join(there)}"
             raise UserError(f"{metadata}: {problem}")
         named = {os.path.normpath(place / str(value)) for values in described.dataset[:].values() for value in values}
-        notes = _left_out([file for file in files if os.path.normpath(file) not in named], f"that {metadata.name} does not name")
+        unnamed = [file for file in files if os.path.normpath(file) not in named]
+        notes = _left_out(unnamed, f"that {metadata.name} does not name")
         described = replace(described, notes=(*described.notes, *notes))
         return described.with_columns(described.dataset.rename_column(FILE_NAME, column))
     if "label" in data.columns.roles().values() and (stray := [file for file in files if file.parent == place]):
