@@ -209,8 +209,8 @@ class Data(Section):
             if alone := [key for key in STREAM_KEYS if key in self._given()]:
                 yield f"has {alone[0]}, which is for streamed rows; next: data.streaming=true"
         elif not self.STREAMS:
-            allowed = "causal-lm, masked-lm, sft and text-classification"
-            yield f"has streaming: true, which this task does not take; allowed with {allowed}"
+            allowed = "allowed: false, or a task of causal-lm, masked-lm, sft and text-classification"
+            yield f"has streaming: true, which this task does not take; {allowed}"
         elif self.source not in STREAMED:
             yield f"has streaming beside {self.source}; allowed: {', '.join(STREAMED)}"
         elif self.field is not None:

@@ -134,7 +134,7 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
         try:
             RunDir.choose(recipe)  # refuses a folder that holds the run of another recipe, before the first run begins
         except UserError as error:  # its own way on is a single run's: --fresh makes a new sweep
-            raise UserError(f"{str(error).rpartition('; next: ')[0]}; next: {again}") from error
+            raise UserError(f"{str(error).partition('; next: ')[0]}; next: {again}") from error
         runs.append(SweepRun(values_of_run, recipe, folder))
     return Sweep(resolved.name, base, (*resolved.words, "--sweep", *axes), runs)
 

@@ -332,5 +332,5 @@ def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:
     for split, numbers in empty.items():
         if numbers and not recipe.version_2_with_negative:
             place = rows[split].place(numbers[0])
-            raise UserError(f"{place} has no answer; allowed with version_2_with_negative=true")
+            raise UserError(f"{place} has no answer; next: version_2_with_negative=true")
     return Choice(recipe.version_2_with_negative, "version_2_with_negative in the recipe")

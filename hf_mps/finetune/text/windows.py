@@ -6,12 +6,9 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
-
-if TYPE_CHECKING:
-    pass
 
 NOWHERE = -1
 """The character offset of a token that does not belong to the text: the question, special tokens, padding."""

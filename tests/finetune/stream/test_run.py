@@ -209,8 +209,8 @@ def test_what_cannot_be_streamed_says_so(place: Path, finetune: Command) -> None
         finetune(name, *words).err for name, *words in (("tags.yaml",), ("clm.yaml", "data.field=rows"))
     ] == snapshot(
         [
-            "hf-mps: tags.yaml:4: data has streaming: true, which this task does not take; allowed with"
-            " causal-lm, masked-lm, sft and text-classification\n",
+            "hf-mps: tags.yaml:4: data has streaming: true, which this task does not take; allowed: false,"
+            " or a task of causal-lm, masked-lm, sft and text-classification\n",
             "hf-mps: clm.yaml:4: data has field beside streaming: rows are streamed from JSON lines; leave it out\n",
         ]
     )

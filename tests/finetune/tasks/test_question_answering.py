@@ -137,7 +137,7 @@ def test_squads_own_format_is_read_and_a_texts_questions_stay_together(asking: P
         (
             {"answers": {"text": [], "answer_start": []}},
             "version_2_with_negative=false",
-            "train.jsonl: row 1 has no answer; allowed with version_2_with_negative=true",
+            "train.jsonl: row 1 has no answer; next: version_2_with_negative=true",
         ),
         (
             {"answers": {"text": ["bird"], "answer_start": [0]}},
