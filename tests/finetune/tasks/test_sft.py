@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
+from hf_mps.finetune.tasks import sft
 from hf_mps.finetune.text import chat
 from tests.finetune import builders, tiny
 from tests.refusals import refusal
@@ -151,6 +152,21 @@ def test_a_row_that_is_no_conversation_is_refused_by_its_number(qwen3: str, tmp_
     ).endswith(
         "train.jsonl: row 13 has no words of the assistant; allowed: at least one message of role assistant (or gpt)"
     )
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        (None, "has no output; allowed: a text in every row"),
+        (
+            [{"role": "assistant", "content": "Blue."}],
+            "has a list for its output; allowed: a text, or whole conversations",
+        ),
+    ],
+)
+def test_an_answer_that_is_no_text_is_told_by_what_it_is(output: Any, problem: str) -> None:
+    with pytest.raises(chat.ConversationError, match=problem):
+        sft.conversation({"instruction": "What colour is it?", "output": output})
 
 
 @pytest.mark.parametrize(
