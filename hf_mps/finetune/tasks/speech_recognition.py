@@ -11,6 +11,7 @@ import struct
 import tempfile
 import wave
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -308,12 +309,13 @@ class SpeechRecognition(SpeechTask[Recipe]):
     def _begin(self) -> tuple[Any, Any]:
         """Open configuration and feature extractor. Raises UserError for a model that does not take the wave."""
         self.extractor = extractor = self.checkpoint.feature_extractor()
-        self._refuse_other_than_the_wave(extractor.model_input_names[0])
+        self._refuse_other_than_the_wave(extractor.model_input_names)
         return self.checkpoint.config(), extractor
 
-    def _refuse_other_than_the_wave(self, name: str) -> None:
-        if name != "input_values":
-            told = f"model {self.checkpoint.name}: it takes {name}"
+    def _refuse_other_than_the_wave(self, names: Iterable[str]) -> None:
+        # omniASR's wave has a dimension more, and a padding_mask.
+        if other := [name for name in names if name not in ("input_values", "attention_mask")]:
+            told = f"model {self.checkpoint.name}: it takes {other[0]}"
             allowed = "models that take the wave itself, such as wav2vec2, hubert, wavlm, sew"
             raise UserError(f"{told}; allowed: {allowed}; next: for Whisper task=speech-seq2seq")
 
@@ -323,7 +325,8 @@ class SpeechRecognition(SpeechTask[Recipe]):
 
         self.load(config)
         # A stand-in's extractor may be of another kind than the model.
-        self._refuse_other_than_the_wave(self.model.main_input_name)
+        taken = signature(self.model.forward).parameters
+        self._refuse_other_than_the_wave([self.model.main_input_name, *({"padding_mask"} & set(taken))])
         # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer assumes that it does, and
         # loss and gradients would be gradient_accumulation_steps times as large (loss/loss_ctc.py, trainer.py).
         self.model.accepts_loss_kwargs = False

@@ -45,6 +45,8 @@ def test_a_step_is_planned_and_audited_without_them(recipe: str, bare: None) -> 
     [
         ("detr", "image-classification", "transformers has no AutoModelForImageClassification for a detr"),
         ("mamba", "masked-lm", "transformers has no AutoModelForMaskedLM for a mamba"),
+        ("parakeet_ctc", "speech-recognition", "it takes input_features; allowed: models that take the wave itself"),
+        ("omniasr_ctc", "speech-recognition", "it takes padding_mask; allowed: models that take the wave itself"),
         ("esm", "masked-lm", "transformers cannot build a model from its EsmConfig: TypeError: "),
         ("xmod", "masked-lm", "it cannot take a step of the task masked-lm: ValueError: Input language unknown."),
     ],
