@@ -46,12 +46,11 @@ def resolve_target(name: str, overrides: Sequence[str] = (), task: str | None = 
         try:
             return Target(name, load_recipe(name, overrides))
         except UserError as error:
-            of_model = "for a model, say what it is to learn: --task TASK"
-            if Path(name).is_dir():
-                raise UserError(f"{name} is a folder, not a recipe; {of_model}") from error
-            if "is not a recipe" in str(error) and "/" in name:
-                raise UserError(f"{error}; {of_model}") from error
-            raise
+            folder = Path(name).is_dir()
+            if "is not a recipe" not in str(error) or not (folder or "/" in name):
+                raise
+            told = f"{name} is a folder, not a recipe" if folder else error
+            raise UserError(f"{told}; for a model, say what it is to learn: --task TASK") from error
     if task not in tasks.names():
         allowed = ", ".join(tasks.names())
         raise UserError(f"--task {task} is not a task; allowed: {allowed}{nearest(task, tasks.names())}")

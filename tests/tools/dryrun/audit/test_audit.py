@@ -123,6 +123,16 @@ def test_a_file_that_is_no_table_is_refused(content: str | None, words: str, tmp
     assert words in told
 
 
+def test_a_recipe_stays_one_beside_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "quickstart").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["audit", "quickstart", "training.nonsense=1"]) == 2
+    assert "training.nonsense" in (told := capsys.readouterr().err)
+    assert "not a recipe" not in told
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
