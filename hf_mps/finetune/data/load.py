@@ -231,8 +231,9 @@ def _joined(parts: list[Rows], where: str) -> Rows:
 
     first = parts[0]
     if len(parts) == 1:
-        if shard := SHARD.search(Path(where).name):
-            every = formats.in_shell(Path(where).with_name(SHARD.sub(r"-*\1", Path(where).name)))
+        path = Path(where)
+        if shard := SHARD.search(path.name):
+            every = formats.in_shell(path.with_name(SHARD.sub(r"-*\1", path.name)))
             notices.warn_user(f"{where} is one of {int(shard[1][4:])} shards, and is read alone; all: {every}")
         return first
     for part in parts[1:]:

@@ -106,9 +106,7 @@ def asked(row: Mapping[str, Any], prompt: str | None) -> list[dict[str, Any]]:
 
 
 def _asked(row: Mapping[str, Any], prompt: str | None) -> list[dict[str, Any]]:
-    for name in ("question", "answer"):
-        if name in row and not isinstance(row[name], str):
-            raise chat.ConversationError(f"has no {name}; allowed: a text in every row")
+    chat.refuse_other_than_text(row, [role for role in ("question", "answer") if role in row])
     images = [dict(IMAGE) for _ in values(row)]
     asked = [*_text(prompt), *images, *_text(row["question"])] if "question" in row else [*images, *_text(prompt)]
     return [{"role": "user", "content": asked}, {"role": "assistant", "content": [_part_of(row["answer"])]}]

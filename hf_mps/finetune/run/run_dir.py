@@ -141,12 +141,12 @@ class RunDir:
     shared: bool = True
 
     @classmethod
-    def choose(cls, resolved: ResolvedRecipe, *, fresh: bool = False) -> RunDir:
+    def choose(cls, resolved: ResolvedRecipe, *, fresh: bool = False, way_on: str = "") -> RunDir:
         """Return the folder for a run of a recipe: that of the same recipe's earlier run, or else one not used yet.
 
         By default that is `runs/NAME`, with a number behind where another recipe's run is there. `fresh` never
         resumes a run. Raises UserError for a folder that the user named and that holds anything else, and for an
-        unfinished run of a recipe that has changed since.
+        unfinished run of a recipe that has changed since; what to do next is `way_on`, or what suits a single run.
         """
         named = resolved.recipe.output_dir
         first = Path(named).expanduser() if named is not None else RUNS / resolved.name
@@ -168,11 +168,11 @@ class RunDir:
             if differs is not None and (unfinished or (named is not None and differs)):
                 listed = ", ".join(differs[:4]) + (f", … {len(differs)} in all" if len(differs) > 4 else "")
                 told = f"{path} holds {'an unfinished' if unfinished else 'a finished'} run of a recipe"
-                way_on = f"next: the recipe as it was, or --fresh, which trains beside it in {next_free(path)}"
-                raise UserError(f"{told} that has changed since: {listed}; {way_on}")
+                alone = f"the recipe as it was, or --fresh, which trains beside it in {next_free(path)}"
+                raise UserError(f"{told} that has changed since: {listed}; next: {way_on or alone}")
         if named is not None and used:
             told = f"output_dir {first} is in use already, and a run never writes over another"
-            raise UserError(f"{told}; next: output_dir={next_free(first)}")
+            raise UserError(f"{told}; next: {way_on or f'output_dir={next_free(first)}'}")
         if used:
             return cls(next_free(first), f"{first} holds another run, which stays as it is", named=False)
         reason = "output_dir in the recipe" if named else "the default: runs/ and the recipe's name"

@@ -131,10 +131,8 @@ def plan_sweep(resolved: ResolvedRecipe, axes: Sequence[str], *, fresh: bool = F
         folder = base / _name(values_of_run, {run.folder.name.casefold() for run in runs})
         same_rows = {SPLIT_SEED: resolved.recipe.seed} if SEED in typed and draws else {}
         recipe = resolved.with_overrides({**same_rows, **typed, "output_dir": str(folder)})
-        try:
-            RunDir.choose(recipe)  # refuses a folder that holds the run of another recipe, before the first run begins
-        except UserError as error:  # its own way on is a single run's: --fresh makes a new sweep
-            raise UserError(f"{str(error).partition('; next: ')[0]}; next: {again}") from error
+        # Refuses a folder that holds the run of another recipe, before the first run begins.
+        RunDir.choose(recipe, way_on=again)
         runs.append(SweepRun(values_of_run, recipe, folder))
     return Sweep(resolved.name, base, (*resolved.words, "--sweep", *axes), runs)
 

@@ -229,12 +229,7 @@ def conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
     if "messages" in row:
         said = chat.messages(row["messages"])
         return said if said[0]["role"] == "system" else [*first, *said]
-    for role in ("instruction", "output"):
-        if row[role] is None:
-            raise chat.ConversationError(f"has no {role}; allowed: a text in every row")
-        if not isinstance(row[role], str):
-            allowed = "allowed: a text, or whole conversations in one column (data.columns.messages)"
-            raise chat.ConversationError(f"has a {type(row[role]).__name__} for its {role}; {allowed}")
+    chat.refuse_other_than_text(row, ("instruction", "output"))
     # Alpaca's input comes after an empty line.
     asked = f"{row['instruction']}\n\n{row['input']}" if row.get("input") else row["instruction"]
     return [*first, {"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]

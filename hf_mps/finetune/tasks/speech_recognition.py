@@ -325,8 +325,8 @@ class SpeechRecognition(SpeechTask[Recipe]):
 
         self.load(config)
         # A stand-in's extractor may be of another kind than the model.
-        taken = signature(self.model.forward).parameters
-        self._refuse_other_than_the_wave([self.model.main_input_name, *({"padding_mask"} & set(taken))])
+        mask = "padding_mask" if "padding_mask" in signature(self.model.forward).parameters else "attention_mask"
+        self._refuse_other_than_the_wave((self.model.main_input_name, mask))
         # transformers' CTC loss takes num_items_in_batch and does not divide by it. Trainer assumes that it does, and
         # loss and gradients would be gradient_accumulation_steps times as large (loss/loss_ctc.py, trainer.py).
         self.model.accepts_loss_kwargs = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,16 @@ def of_row(rows: Rows, index: int) -> Iterator[None]:
         yield
     except ConversationError as error:
         raise UserError(f"{rows.place(index)} {error}") from error
+
+
+def refuse_other_than_text(row: Mapping[str, Any], roles: Iterable[str]) -> None:
+    """Raise ConversationError where one of `roles` holds no text, of which a row's conversation is made."""
+    for role in roles:
+        if row[role] is None:
+            raise ConversationError(f"has no {role}; allowed: a text in every row")
+        if not isinstance(row[role], str):
+            allowed = "allowed: a text, or whole conversations in one column (data.columns.messages)"
+            raise ConversationError(f"has a {type(row[role]).__name__} for its {role}; {allowed}")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from hf_mps.core.notices import on_stderr
 from hf_mps.finetune.tasks import _language
 from hf_mps.finetune.tasks._language import ChatTask
 from hf_mps.finetune.text.chat import ConversationError, render
-from hf_mps.tools.saved.run import Adapter, SavedRun, on_device, say
+from hf_mps.tools.saved.run import Adapter, SavedRun, answer_in_utf8, on_device, say
 
 COMMANDS = {
     "/reset": "begin a new conversation",
@@ -162,8 +162,7 @@ def conversation(speaking: list[Voice], *, at_keyboard: bool) -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):
         # UTF-8 in any locale, and one bad line ends no conversation.
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")
+    answer_in_utf8()
     for line in _lines(at_keyboard):
         try:
             if any("\udc80" <= letter <= "\udcff" for letter in line):

@@ -6,7 +6,6 @@ The rows of a file, of standard input or of a folder are read a few at a time.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import secrets
@@ -30,7 +29,7 @@ from hf_mps.finetune.recipe import schema
 from hf_mps.finetune.report.predictions import cell
 from hf_mps.finetune.tasks import Picture, Prepared
 from hf_mps.finetune.text import tokens
-from hf_mps.tools.saved.run import SavedRun, forget_rows, on_device, say, trainer_of
+from hf_mps.tools.saved.run import SavedRun, answer_in_utf8, forget_rows, on_device, say, trainer_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -191,8 +190,7 @@ def _written(out: Path | None) -> Iterator[tuple[IO[str], Pictures]]:
     if out is None:
         if sys.stdout is None:  # Python's value for a stdout that the shell closed (`>&-`)
             raise UserError("stdout is closed, and the answers go there; next: --out FILE")
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8")  # as in a file, whatever the locale
+        answer_in_utf8()
         yield sys.stdout, Pictures()
         return
     refuse_unwritable(out, f"--out {out}")

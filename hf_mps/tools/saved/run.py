@@ -7,6 +7,7 @@ a trainer that trains nothing: it measures and answers as the trainer of a run d
 from __future__ import annotations
 
 import copy
+import io
 import json
 import sys
 import tempfile
@@ -316,6 +317,12 @@ def _of_sentence_transformers(checkpoint: Checkpoint, folder: Path) -> Choice[st
     too = f" and names {SPARSE}" if sparse else ""
     task = _loaded_by("SparseEncoder" if sparse else "SentenceTransformer")
     return Choice(str(task), f"its {SENTENCES} is sentence-transformers'{too}")
+
+
+def answer_in_utf8() -> None:
+    """Let standard output write answers as files have them, whatever the locale."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")
 
 
 # Types of weights as configurations name them.
