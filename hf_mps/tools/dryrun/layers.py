@@ -2,8 +2,9 @@
 
 Layers of a kind are alike, so what a step holds and calls grows by the same with each: its weights, gradients and
 moments, what it keeps for the backward pass, and its operators. A first trace keeps the first layer of each long list,
-the last, and one of each kind between; a further trace has one more of each kind of which it lacks as many. A model may
-have several lists (a vision tower and a text tower) and several kinds of layers in one (`config.layer_types`).
+the last, and one of each kind between, but two of layers that share weights; a further trace has one more of each kind
+of which it lacks as many. A model may have several lists (a vision tower and a text tower) and several kinds of layers
+in one (`config.layer_types`).
 """
 
 from __future__ import annotations
@@ -70,24 +71,27 @@ def cut(*models: Any) -> Cut | None:
                 continue
             seen.add(id(module))
             count, last = len(module), len(module) - 1
-            if count < LEAST or len(set(map(type, module))) > 1 or any(map(_shortens, module)):
+            if count < LEAST or any(map(_shortens, module)):
                 continue
             if _owner(models[:place], name) is not None:
                 continue
             settings = list(_of_layers(_holders(model, name), count))
             told = [tuple(str(value(number)) for *_, value in settings) for number in range(count)]
-            signatures = list(zip(map(_signature, module), told, strict=True))
-            between = {signature: number for number, signature in enumerate(signatures) if 0 < number < last}
-            if len(between) + 3 >= count:
+            signatures = list(zip(map(_signature, module), map(_shared(module), module), told, strict=True))
+            between: dict[Any, list[int]] = {}
+            for number, signature in enumerate(signatures[1:last], 1):
+                between.setdefault(signature, []).append(number)
+            # Of layers that share weights two: with the second one gradients are added up.
+            inner = sorted(number for each, of_kind in between.items() for number in of_kind[-2 if each[1] else -1 :])
+            if len(inner) + 3 >= count:
                 continue
-            base[name] = [0, *sorted(between.values()), last]
+            base[name] = [0, *inner, last]
             words = {each: INNER_LAYER + (f"-{kind}" if kind else "") for kind, each in enumerate(between)}
             kinds[name] = [FIRST_LAYER, *(words[each] for each in signatures[1:last]), LAST_LAYER]
-            inner = signatures[1:last]
-            for each in between:
-                if lacks := inner.count(each) - 1:
+            for of_kind in between.values():
+                if lacks := sum(number not in inner for number in of_kind):
                     more = further.setdefault(lacks, {})
-                    more[name] = [0, 1 + inner.index(each), *more.get(name, base[name])[1:]]
+                    more[name] = [0, of_kind[0], *more.get(name, base[name])[1:]]
                     added += 1
             whole += count
     kept = sum(map(len, base.values()))
@@ -129,6 +133,10 @@ def few(kept: Kept, *models: Any) -> Iterator[None]:
             own = name.rpartition(".")[2]
             layers = torch.nn.ModuleList(whole[number] for number in numbers)
             stack.enter_context(patch.dict(parent._modules, {own: layers}))
+        # A step makes its own weights of those it sees: layers left out would share the former ones no more.
+        for module in (module for model in models for module in model.modules()) if kept else ():
+            stack.enter_context(patch.dict(module._parameters))
+            stack.enter_context(patch.dict(module._buffers))
         yield
 
 
@@ -167,6 +175,12 @@ def _shortens(layer: Any) -> bool:
     """Return whether a layer makes fewer places of what it is given, so that the layers after it have less to do."""
     strides = (getattr(each, "stride", 1) for each in layer.modules())
     return any(one != 1 for each in strides for one in (each if isinstance(each, tuple) else (each,)))
+
+
+def _shared(layers: Sequence[Any]) -> Callable[[Any], tuple[int, ...]]:
+    """Return a function that names a layer's weights which others of its list have too, as Zamba's hybrid layers do."""
+    uses = Counter(id(one) for layer in layers for one in layer.parameters())
+    return lambda layer: tuple(id(one) for one in layer.parameters() if uses[id(one)] > 1)
 
 
 def _signature(layer: Any) -> tuple[Any, ...]:
