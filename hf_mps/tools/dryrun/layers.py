@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -91,7 +92,7 @@ def cut(*models: Any) -> Cut | None:
             for of_kind in between.values():
                 if lacks := sum(number not in inner for number in of_kind):
                     more = further.setdefault(lacks, {})
-                    more[name] = [0, of_kind[0], *more.get(name, base[name])[1:]]
+                    more[name] = sorted([of_kind[0], *more.get(name, base[name])])
                     added += 1
             whole += count
     kept = sum(map(len, base.values()))
@@ -133,6 +134,11 @@ def few(kept: Kept, *models: Any) -> Iterator[None]:
             own = name.rpartition(".")[2]
             layers = torch.nn.ModuleList(whole[number] for number in numbers)
             stack.enter_context(patch.dict(parent._modules, {own: layers}))
+            given: dict[Any, Any] = {}
+            for layer in layers:
+                first = layer is layers[0]
+                hook = layer.register_forward_pre_hook(partial(_given, given, first), with_kwargs=True)
+                stack.callback(hook.remove)
         # A step makes its own weights of those it sees: layers left out would share the former ones no more.
         for module in (module for model in models for module in model.modules()) if kept else ():
             stack.enter_context(patch.dict(module._parameters))
@@ -175,6 +181,20 @@ def _shortens(layer: Any) -> bool:
     """Return whether a layer makes fewer places of what it is given, so that the layers after it have less to do."""
     strides = (getattr(each, "stride", 1) for each in layer.modules())
     return any(one != 1 for each in strides for one in (each if isinstance(each, tuple) else (each,)))
+
+
+def _given(before: dict[Any, Any], first: bool, layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise RuntimeError where a layer gets other shapes than the one `before` it.
+
+    Inkling 2 gives each layer what all blocks before it made, so that a layer does more, the more there are.
+    """
+    if first:
+        before.clear()
+        return
+    for key, one in (*enumerate(args), *kwargs.items()):
+        # Layers of another kind get another kind of mask.
+        if isinstance(one, torch.Tensor) and before.setdefault((key, one.ndim), one.shape) != one.shape:
+            raise RuntimeError(f"layers get tensors of {tuple(before[key, one.ndim])} and {tuple(one.shape)}")
 
 
 def _shared(layers: Sequence[Any]) -> Callable[[Any], tuple[int, ...]]:

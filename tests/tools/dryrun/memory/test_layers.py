@@ -164,6 +164,24 @@ def test_an_audit_of_a_few_layers_finds_the_calls_and_the_launches_of_all(
 
 
 @pytest.mark.slow
+def test_a_model_whose_layers_get_what_all_before_them_made_is_told_by_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inkling 2 attends to what all blocks of layers before made, so that a layer does more, the more there are."""
+    heads = {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 16, "vocab_size": 512}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "unpadded_vocab_size": 512}
+    config = SMALL | heads | experts | {"num_hidden_layers": 24, "model_type": "inkling2_text"}
+    AutoConfig.for_model(**config, eos_token_id=1).save_pretrained(tmp_path)
+    target = resolve_target(str(tmp_path), ["training.per_device_train_batch_size=2"], "causal-lm")
+    with prepare.weightless(target) as parts:
+        assert layers.cut(parts.prepared.model) is not None
+        planned = Tracer(parts, metal_device(), 16)()
+    monkeypatch.setattr(layers, "cut", lambda *_, **__: None)
+    with prepare.weightless(target) as parts:
+        assert planned.parts == Tracer(parts, metal_device(), 16)().parts
+
+
+@pytest.mark.slow
 def test_a_model_that_goes_through_its_layers_by_number_is_told_by_all_of_them(tmp_path: Path) -> None:
     """XLM has four lists, one for each part of a layer, and counts to `n_layers`."""
     config = {"n_words": 512, "vocab_size": 512, "emb_dim": 64, "n_heads": 4, "n_layers": 8}
