@@ -393,7 +393,7 @@ def followed(
 
     def make_state() -> None:
         for name, parameter in weights.items():
-            if name in trained or family(name) in trained:
+            if name in trained:
                 parameter.grad = torch.empty_like(parameter)
                 memory.gradient(parameter, name)
         memory.trained.clear()
@@ -426,11 +426,6 @@ def followed(
         # The second of two steps is the one that counts: in the first the optimizer has no moments yet.
         step.run(last, watch=[memory], after_step=stepped, before=make_state if trained else None)
     return memory
-
-
-def _names(parameters: Iterable[str], cut: Cut | None) -> set[str]:
-    """Return the names of some parameters, for a few layers without the layer's number."""
-    return {family(name) if cut else name for name in parameters}
 
 
 @dataclass(frozen=True)
@@ -540,11 +535,14 @@ class Tracer:
             self._cut, self._trained = cut, ()
         with layers.few(cut.base if cut else {}, *models_of(self._parts.prepared)):
             step = self._step(1, rows)
+            names = [name for name, one in step.model.named_parameters() if one.requires_grad]
         if generates(step.trainer):
             return step, self._of(None, rows, True) or {}
         if taken := not self._trained:  # for granted: most often all train
-            self._trained = _names((name for name, one in step.model.named_parameters() if one.requires_grad), cut)
-        return step, self._of(cut, rows, taken=taken) or self._of(None, rows) or {}
+            self._trained = {cut.named(cut.base, name) if cut else name for name in names}
+        if (found := self._of(cut, rows, taken=taken)) is None and cut:
+            return self._moments(rows, None)
+        return step, found or {}
 
     def _of(self, cut: Cut | None, rows: int, generating: bool = False, taken: bool = False) -> dict[Any, Peak] | None:
         """Return the highest moments, told by the layers of `cut` if that is given; None where those are not the same.
@@ -561,10 +559,13 @@ class Tracer:
             with layers.few(kept, *models_of(self._parts.prepared)):
                 step = self._step(several if whole else 1, rows)
                 recorders.append(OperatorRecorder(step.tracker))
-                recorder, trained = recorders[-1] if recording else None, () if generating else self._trained
+                # A layer of each kind tells which of its weights train.
+                kinds = {name: cut.named(kept, name) if cut else name for name, _ in step.model.named_parameters()}
+                learns = {name for name, kind in kinds.items() if not generating and kind in self._trained}
+                recorder = recorders[-1] if recording else None
                 before = several > 1 and not whole
-                memory = followed(step, recorder, moments=True, trained=trained, accumulated=before, loops=self._loops)
-            if taken and not found and (names := _names(memory.trained, cut)) != self._trained:
+                memory = followed(step, recorder, moments=True, trained=learns, accumulated=before, loops=self._loops)
+            if taken and not found and (names := {kinds[name] for name in memory.trained}) != self._trained:
                 self._trained = names
                 return self._of(cut, rows)
             found.append(folded(memory.moments or {}, cut, kept) if cut else memory.moments or {})
