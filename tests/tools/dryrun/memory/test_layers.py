@@ -30,7 +30,8 @@ LLAMA = {
 }
 SMALL = LLAMA | {"num_key_value_heads": 2, "head_dim": 16}
 ZAMBA = LLAMA | {"model_type": "zamba", "num_hidden_layers": 22, "num_key_value_heads": 4, "n_mamba_heads": 2}
-CROSSED = SMALL | {"model_type": "mllama_text_model", "num_hidden_layers": 20, "cross_attention_layers": [3, 8, 13, 18]}
+CROSSED = SMALL | {"num_hidden_layers": 20, "cross_attention_layers": [3, 8, 13, 18], "pad_token_id": 0}
+MLLAMA = {"model_type": "mllama", "text_config": CROSSED}
 T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "vocab_size": 512, "num_layers": 8}
 LORA = ["lora={r: 4}", "training.gradient_checkpointing=true"]
 MODELS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
@@ -49,7 +50,7 @@ MODELS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
         SMALL | {"model_type": "cohere2", "sliding_window": 16, "sliding_window_pattern": 4},
     ),
     "layers of two classes, some with shared weights": ("causal-lm", [], ZAMBA),
-    "layers of a class that are left out of texts": ("causal-lm", [], CROSSED),
+    "layers of a class that are left out of texts": ("causal-lm", [], MLLAMA),
     "LoRA over shared weights": ("causal-lm", LORA, ZAMBA),
     "a teacher": ("distill", [*LORA, "max_length=32"], LLAMA),
     "an encoder": ("masked-lm", [], LLAMA | {"model_type": "bert"}),
