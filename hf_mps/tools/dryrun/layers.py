@@ -24,7 +24,7 @@ from hf_mps.metal.operators.launch_class import Call, Operand
 
 LEAST = 6
 """Layers of a list that is worth the traces."""
-FIRST_LAYER, INNER_LAYER, LAST_LAYER = "first", "between", "last"
+FIRST_LAYER, INNER_LAYER, LAST_LAYER, ADDED = "first", "between", "last", "-added"
 # Lists of a model's configuration or a tower's attributes that name some of its layers by their numbers, as
 # `fullatt_block_indexes` of Qwen2.5-VL does.
 _NUMBERS = re.compile(r"index|indices|idx|layers")
@@ -46,11 +46,16 @@ class Cut:
     kinds: Mapping[str, Sequence[str]]
 
     def named(self, kept: Kept, module: str) -> str:
-        """Return a module's name in a trace of the layers `kept`, with its layer's kind in place of the number."""
+        """Return a module's name in a trace of the layers `kept`, with its layer's kind in place of the number.
+
+        The kind of one that the first trace has not ends in ADDED.
+        """
         for name, numbers in kept.items():
             if module.startswith(f"{name}."):
-                number, dot, rest = module[len(name) + 1 :].partition(".")
-                return f"{name}.{self.kinds[name][numbers[int(number)]]}{dot}{rest}"
+                place, dot, rest = module[len(name) + 1 :].partition(".")
+                number = numbers[int(place)]
+                added = "" if number in self.base[name] else ADDED
+                return f"{name}.{self.kinds[name][number]}{added}{dot}{rest}"
         return module
 
 
@@ -89,7 +94,9 @@ def cut(*models: Any) -> Cut | None:
             base[name] = [0, *inner, last]
             words = {each: INNER_LAYER + (f"-{kind}" if kind else "") for kind, each in enumerate(between)}
             kinds[name] = [FIRST_LAYER, *(words[each] for each in signatures[1:last]), LAST_LAYER]
-            for of_kind in between.values():
+            for signature, of_kind in between.items():
+                if signature[1]:  # the moments of two layers are two
+                    kinds[name][of_kind[-1]] += "-again"
                 if lacks := sum(number not in inner for number in of_kind):
                     more = further.setdefault(lacks, {})
                     more[name] = sorted([of_kind[0], *more.get(name, base[name])])

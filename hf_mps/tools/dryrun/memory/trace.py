@@ -10,6 +10,7 @@ last one, or one of a kind between) and its operator.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from hf_mps.metal.operators.calls import tensors_of
 from hf_mps.metal.operators.launch_class import Call
 from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
 from hf_mps.tools.dryrun.audit.record import OperatorRecorder
-from hf_mps.tools.dryrun.layers import Cut, Kept, of_all
+from hf_mps.tools.dryrun.layers import ADDED, FIRST_LAYER, Cut, Kept, of_all
 from hf_mps.tools.dryrun.memory.loops import Loops
 from hf_mps.tools.dryrun.memory.machine import largest
 from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
@@ -62,14 +63,29 @@ def folded(moments: Mapping[Key, Peak], cut: Cut, kept: Kept) -> dict[Key, Peak]
 
 
 def scaled(base: Mapping[Key, Peak], more: Sequence[tuple[Mapping[Key, Peak], int]]) -> dict[Key, Peak] | None:
-    """The moments of all layers, from those of the traces of a few; None where they are not the same ones."""
-    if any(each.keys() != base.keys() for each, _ in more):
+    """The moments of all layers, from those of the traces of a few; None where they are not the same ones.
+
+    Layers that a trace lacks come behind the first of their list and before the others that it has. So its moments in
+    an added layer, the first but one, have them all behind it, as those in the first layer do.
+    """
+    added = [{key for key in each if ADDED in key[1]} for each, _ in more]
+    if any(each.keys() - those != base.keys() for (each, _), those in zip(more, added, strict=True)):
         return None
     made = {}
     for key, one in base.items():
         parts = of_all(one.parts, [(each[key].parts, lacking) for each, lacking in more])
         where = highest([one, *(each[key] for each, _ in more)]).where
         made[key] = Peak(sum(parts.values()), dict(parts), where)
+    firsts = {(key[0], key[1].partition(f".{FIRST_LAYER}")[0]): key for key in base if f".{FIRST_LAYER}" in key[1]}
+    for (trace, _), those in zip(more, added, strict=True):
+        for key in those:
+            at = firsts.get((key[0], key[1].partition(ADDED)[0].rpartition(".")[0]))
+            if at is None:  # a first layer that does not train
+                continue
+            one, parts = trace[key], Counter(trace[key].parts)
+            parts.update(of_all(base[at].parts, [(each[at].parts, lacks - (each is trace)) for each, lacks in more]))
+            parts.subtract(base[at].parts)
+            made[key] = Peak(sum(parts.values()), dict(parts), one.where)
     return made
 
 
@@ -560,7 +576,10 @@ class Tracer:
                 step = self._step(several if whole else 1, rows)
                 recorders.append(OperatorRecorder(step.tracker))
                 # A layer of each kind tells which of its weights train.
-                kinds = {name: cut.named(kept, name) if cut else name for name, _ in step.model.named_parameters()}
+                kinds = {
+                    name: cut.named(kept, name).replace(ADDED, "") if cut else name
+                    for name, _ in step.model.named_parameters()
+                }
                 learns = {name for name, kind in kinds.items() if not generating and kind in self._trained}
                 recorder = recorders[-1] if recording else None
                 before = several > 1 and not whole

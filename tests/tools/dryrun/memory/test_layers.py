@@ -167,6 +167,21 @@ def test_an_audit_of_a_few_layers_finds_the_calls_and_the_launches_of_all(
 
 
 @pytest.mark.slow
+def test_where_gradients_are_most_of_a_step_those_of_two_kinds_of_layers_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 18, "sliding_window": 16}
+    AutoConfig.for_model(**SMALL | sizes | {"model_type": "gemma3_text"}).save_pretrained(tmp_path)
+    one = ["training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=1"]
+    target = resolve_target(str(tmp_path), one, "causal-lm")
+    planned = estimate(target, length=4)
+    monkeypatch.setattr(layers, "cut", lambda *_, **__: None)
+    whole = estimate(target, length=4)
+    assert whole.parts["activations"] < whole.bytes / 20
+    assert planned.parts == whole.parts
+
+
+@pytest.mark.slow
 def test_a_model_whose_layers_get_what_all_before_them_made_is_told_by_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
