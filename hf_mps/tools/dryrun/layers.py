@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -204,7 +204,7 @@ def _given(before: dict[Any, Any], first: bool, layer: Any, args: Sequence[Any],
             raise RuntimeError(f"layers get tensors of {tuple(before[key, one.ndim])} and {tuple(one.shape)}")
 
 
-def _shared(layers: Sequence[Any]) -> Callable[[Any], tuple[int, ...]]:
+def _shared(layers: Iterable[Any]) -> Callable[[Any], tuple[int, ...]]:
     """Return a function that names a layer's weights which others of its list have too, as Zamba's hybrid layers do."""
     uses = Counter(id(one) for layer in layers for one in layer.parameters())
     return lambda layer: tuple(id(one) for one in layer.parameters() if uses[id(one)] > 1)

@@ -25,7 +25,8 @@ from hf_mps.tools.dryrun import prepare
 from hf_mps.tools.dryrun.layers import Cut
 from hf_mps.tools.dryrun.memory.fit import MemoryPlan
 from hf_mps.tools.dryrun.memory.machine import Machine, of_ranks
-from hf_mps.tools.dryrun.memory.trace import Peak, Tracer, followed
+from hf_mps.tools.dryrun.memory.moments import Peak
+from hf_mps.tools.dryrun.memory.trace import Tracer, followed
 from hf_mps.tools.dryrun.resolve import Target
 from hf_mps.tools.dryrun.step import TrainingStep, model_errors
 

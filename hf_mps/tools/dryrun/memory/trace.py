@@ -2,16 +2,13 @@
 
 Fake tensors hold nothing: a laptop's memory is enough to find the peak of a 7-billion-parameter model.
 
-The peak of a deep model comes from traces of a few of its layers (`hf_mps.tools.dryrun.layers`). Which moment is the
-highest changes with the depth, so each is scaled by itself, told by its phase, its module (in the first layer, the
-last one, or one of a kind between) and its operator.
+The peak of a deep model comes from traces of a few of its layers (`hf_mps.tools.dryrun.layers`).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,65 +31,12 @@ from hf_mps.metal.operators.calls import tensors_of
 from hf_mps.metal.operators.launch_class import Call
 from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
 from hf_mps.tools.dryrun.audit.record import OperatorRecorder
-from hf_mps.tools.dryrun.layers import ADDED, FIRST_LAYER, Cut, Kept, of_all
+from hf_mps.tools.dryrun.layers import ADDED, Cut
 from hf_mps.tools.dryrun.memory.loops import Loops
 from hf_mps.tools.dryrun.memory.machine import largest
+from hf_mps.tools.dryrun.memory.moments import Peak, folded, highest, scaled
 from hf_mps.tools.dryrun.modules import BACKWARD, CLIPPING, FORWARD, GENERATION, LOSS, OPTIMIZER, ModuleTracker, family
 from hf_mps.tools.dryrun.step import TrainingStep, generates, models_of
-
-
-@dataclass
-class Peak:
-    """The highest moment: bytes in all and by part, and where it was: phase and module."""
-
-    bytes: int = 0
-    parts: dict[str, int] = field(default_factory=dict)
-    where: tuple[str, str] = ("", "")
-
-
-Key = Any  # phase, module and operator
-
-
-def folded(moments: Mapping[Key, Peak], cut: Cut, kept: Kept) -> dict[Key, Peak]:
-    """The highest moments of a trace of the layers `kept`, by what they have in common with those of another trace."""
-    found: dict[Key, Peak] = {}
-    for ((phase, module), operator), one in moments.items():
-        each = (phase, cut.named(kept, module), operator)
-        found[each] = highest([found.get(each, one), one])
-    return found
-
-
-def scaled(base: Mapping[Key, Peak], more: Sequence[tuple[Mapping[Key, Peak], int]]) -> dict[Key, Peak] | None:
-    """The moments of all layers, from those of the traces of a few; None where they are not the same ones.
-
-    Layers that a trace lacks come behind the first of their list and before the others that it has. So its moments in
-    an added layer, the first but one, have them all behind it, as those in the first layer do.
-    """
-    added = [{key for key in each if ADDED in key[1]} for each, _ in more]
-    if any(each.keys() - those != base.keys() for (each, _), those in zip(more, added, strict=True)):
-        return None
-    made = {}
-    for key, one in base.items():
-        parts = of_all(one.parts, [(each[key].parts, lacking) for each, lacking in more])
-        where = highest([one, *(each[key] for each, _ in more)]).where
-        made[key] = Peak(sum(parts.values()), dict(parts), where)
-    firsts = {(key[0], key[1].partition(f".{FIRST_LAYER}")[0]): key for key in base if f".{FIRST_LAYER}" in key[1]}
-    for (trace, _), those in zip(more, added, strict=True):
-        for key in those:
-            at = firsts.get((key[0], key[1].partition(ADDED)[0].rpartition(".")[0]))
-            if at is None:  # a first layer that does not train
-                continue
-            one, parts = trace[key], Counter(trace[key].parts)
-            parts.update(of_all(base[at].parts, [(each[at].parts, lacks - (each is trace)) for each, lacks in more]))
-            parts.subtract(base[at].parts)
-            made[key] = Peak(sum(parts.values()), dict(parts), one.where)
-    return made
-
-
-def highest(moments: Iterable[Peak]) -> Peak:
-    """Return the one of most bytes."""
-    return max(moments, key=lambda one: one.bytes)
-
 
 WEIGHTS, GRADIENTS, STATE, CACHE = "weights", "gradients", "optimizer", "generation"
 ACTIVATIONS, LOGITS, WORKING, GATHERED = "activations", "logits", "working", "gathered"
