@@ -424,7 +424,9 @@ def test_guards_that_failed_or_were_switched_off(monkeypatch: pytest.MonkeyPatch
     assert named(found, "checkpoint-rng").says.startswith("off: suspended; ")
 
 
-@pytest.mark.parametrize("name", ["HF_MPS_DEVISE", "HF_MPS_DEVICE", "HF_MPS_SIMULATE", "HF_MPS_FAULTS", "HF_MPS_KERNELS"])
+@pytest.mark.parametrize(
+    "name", ["HF_MPS_DEVISE", "HF_MPS_DEVICE", "HF_MPS_SIMULATE", "HF_MPS_FAULTS", "HF_MPS_KERNELS"]
+)
 def test_a_refused_variable_is_all_that_it_says(name: str, run_python) -> None:
     ended = run_python("-m", "hf_mps", "doctor", env={"HF_MPS_SIMULATE": "1", name: "-nosuch"})
     assert (ended.returncode, ended.stdout) == (2, "")
