@@ -14,7 +14,7 @@ from hf_mps.core.errors import UserError
 @deferred
 def bench(
     overrides: Overrides = None,
-    recipe: str | None = Option(None, metavar="RECIPE", help="A recipe's step instead.", autocompletion=recipe_names),
+    recipe: str | None = Option(None, metavar="RECIPE", help="A recipe's unfused step.", autocompletion=recipe_names),
     model: str | None = Option(None, metavar="NAME", help="A model's step instead, with --task; needs no weights."),
     task: Task = None,
     quick: bool = Option(False, "--quick", help="Measure smaller batches, fewer times, in under two minutes."),

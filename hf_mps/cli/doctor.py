@@ -11,7 +11,7 @@ from hf_mps.core.errors import UserError, user_path
 @deferred
 def doctor(
     trials: bool = Option(
-        False, "--trials", help="Also try the device for every fault that a guard knows; takes minutes."
+        False, "--trials", help="Also try the device for every fault that a guard knows; may take minutes."
     ),
     release: str | None = Option(
         None, "--torch", metavar="RELEASE", help="Tell instead what another release of PyTorch would change."

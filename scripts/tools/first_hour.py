@@ -89,7 +89,7 @@ STEPS = (
         "start",
         "B2: what hf_mps adds to `import torch`; it creates no Metal device there",
         "python scripts/bench/bench_autoload.py --rounds 5",
-        "Some 40 ms or less.",
+        "Some 50 ms or less.",
         figures,
     ),
     Step(
@@ -342,9 +342,9 @@ writes one file to send:
 
 ```console
 $ git clone … hf_mps && cd hf_mps
-$ make ready                                  # sets everything up in .venv
+$ make ready                            # sets everything up in .venv
 $ source .venv/bin/activate
-$ python scripts/tools/first_hour.py                # leaves first-hour.json
+$ python scripts/tools/first_hour.py    # leaves first-hour.json
 ```
 
 `make ready` installs PyTorch 2.15, or 2.14.1 before macOS 15 or Python 3.11. PyTorch 2.14 mended much of what is asked

@@ -56,6 +56,7 @@ NOT_COVERED: Mapping[str, str] = {
     "the models that went (TransfoXL, MMBT, RetriBERT, …)": "their code is gone with transformers 5",
     "huggingface_hub.Repository and --push_to_hub through it": "it was a git clone; the name can be imported, and "
     "making one says what takes its place",
+    "--push_to_hub_organization": "an error, which names hub_model_id",
     "TFAutoModel… and Flax…": "transformers 5 is PyTorch alone",
     "model.greedy_search, beam_search, sample and top_k_top_p_filtering": "generate takes their place; their arguments "
     "have no equal there",

@@ -27,7 +27,8 @@ from hf_mps.metal.operators import dispatcher
 # they compute anything, so that a tensor that the operator writes is as it was.
 REFUSALS = re.compile(
     r"\bMPS\b.*(support|implement)|(support|implement).*\bMPS\b|on MacOS|Failed to create function state object"
-    r"|^Adaptive pool MPS|^MPSGr?aph does not support|more than INT_MAX elements|2\*\*32 (elements|entries)",
+    r"|^Adaptive pool MPS|^Convolution is supported only|^MPSGr?aph does not support"
+    r"|more than INT_MAX elements|2\*\*32 (elements|entries)",
     re.I,
 )
 # The errors from inside an operator for want of a kernel, at whatever point it is: native/DispatchStub.cpp, and the

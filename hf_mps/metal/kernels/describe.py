@@ -81,7 +81,7 @@ def releases() -> list[dict[str, Any]]:
 def release_lines(found: list[dict[str, Any]]) -> Iterator[str]:
     """The fetched releases as a table: release, kernels, families, size, wheel."""
     for each in found:
-        each |= {"kernels": f"{each['kernels']:,} kernels", "families": f"{each['families']} families"}
+        each |= {"kernels": f"{each['kernels']:,} kernels", "families": f"{each['families']:,} families"}
         each["size"] = memory(each["size"])
     rows = [tuple(each[name] for name in ("release", "kernels", "families", "size", "wheel")) for each in found]
     yield from aligned(rows, right=(1, 2, 3), widest=80)

@@ -228,7 +228,7 @@ def _keep(file: Path, work: Path, say: Say) -> store.Fetched:
     fresh.rename(place)
     store.verify(name)
     say(
-        f"{store.named(name)}: {known.kernels:,} kernels in {known.families} families, {memory(size)}, "
+        f"{store.named(name)}: {known.kernels:,} kernels in {known.families:,} families, {memory(size)}, "
         f"in {duration(time.monotonic() - start)}; kept in {place}"
     )
     return known

@@ -3,10 +3,10 @@
 A line has an exception's type and a test's id with white space between, as kornia's list has them (kornia#4159); a line
 that begins with # is a comment:
 
-    NotImplementedError  tests/test_geometry.py::test_eigenvalues[mps-float32]
+    TypeError  tests/test_geometry.py::test_inverse[mps-float64]
 
 A failure that is not listed fails. So does a listed test that passes or raises anything else, and an id that no longer
-names a test of a file that was collected. A listed test that is skipped stays skipped.
+names a test of a collected file, or names a file that is gone. A listed test that is skipped stays skipped.
 """
 
 from __future__ import annotations

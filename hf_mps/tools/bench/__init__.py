@@ -170,7 +170,7 @@ def _tell(words: str) -> None:
 
 STEPS, FIRST = 4, 3
 """Steps that are counted, and those before: optimizers make their states and guards take their looks."""
-HOW = Choice("counts of a step", f"means of {STEPS} training steps after {FIRST}; a launch is a dispatch or a graph")
+HOW = Choice("counts of a step", f"means of {STEPS} steps after {FIRST}, not fused; a launch is a dispatch or a graph")
 SHOWN = ("launches", "blits", "waits", "copies_in", "copies_out")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hf_mps.core import status
 from hf_mps.core.errors import UserError
-from hf_mps.layer.activation.activate import activate
+from hf_mps.layer.activation.activate import activate, switch_on
 from hf_mps.tools.doctor import findings
 
 
@@ -20,11 +20,7 @@ def examine(tried: dict[str, Any] | None = None) -> Iterator[tuple[str, list[fin
     """
     from hf_mps.tools.doctor import environment, guards, machine, metal, versions
 
-    refused = ""
-    try:
-        activate()
-    except UserError as error:  # of a variable, which the environment's section reports
-        refused = str(error)
+    activate()
     yield "machine", machine.examine()
     yield "metal", metal.examine()
     if tried is not None:
@@ -33,7 +29,7 @@ def examine(tried: dict[str, Any] | None = None) -> Iterator[tuple[str, list[fin
     yield "training kernels", metal.training_kernels()
     yield "memory", machine.examine_memory()
     yield "versions", versions.examine()
-    yield "environment", environment.examine(refused)
+    yield "environment", environment.examine()
     yield "guards", guards.examine()
     if tried is not None:
         status.now("trying the device for every fault that a guard knows …")
@@ -42,9 +38,13 @@ def examine(tried: dict[str, Any] | None = None) -> Iterator[tuple[str, list[fin
 
 
 def run(*, trials: bool = False, json: bool = False) -> None:
-    """Print the report, with `trials` also those of guards and kernels. Raises RunError for problems (exit 1)."""
+    """Print the report, with `trials` also those of guards and kernels.
+
+    Raises UserError for a variable that is refused, RunError for problems (exit 1).
+    """
     tried: dict[str, Any] = {}
     with status.shown("looking at this machine …"):
+        switch_on()
         findings.show(examine(tried if trials else None), tried, json=json)
 
 

@@ -26,11 +26,10 @@ LOW_WATERMARK = 1.4
 OPENMP = tuple(f"{place}/{name}.dylib" for place in ("*/lib", "*/.dylibs", "lib") for name in ("libomp", "libiomp5"))
 
 
-def examine(refused: str = "") -> list[Finding]:
-    """Return the variables that are set or contradict each other; `refused` is the layer's refusal of a variable."""
-    first = [problem("variables", refused, "unset the variable that the line names")] if refused else []
+def examine() -> list[Finding]:
+    """Return the variables that are set or contradict each other."""
     known = sorted(os.environ.keys() & settings.KNOWN)
-    first += [ok(name, f"{os.environ[name]} ({settings.KNOWN[name]})") for name in known]
+    first = [ok(name, f"{os.environ[name]} ({settings.KNOWN[name]})") for name in known]
     return [*first, *_metal_names(), *_fallback(), *_watermarks(), *_accelerate(), *_openmp(), *_others(), _config()]
 
 

@@ -66,7 +66,7 @@ def _apple() -> Finding:
 
 
 def _kernels() -> list[Finding]:
-    """Return what HF_MPS_KERNELS does, where it is set; the environment's section reports a refused value."""
+    """Return what HF_MPS_KERNELS does, where it is set."""
     name = "Metal kernels"
     if (dispatch := kernels.running()) is not None:
         release, objects = dispatch.release, dispatch.release.objects

@@ -156,19 +156,29 @@ def test_without_the_guard_torch_refuses_or_keeps_silent() -> None:
             FORMS["scatter_add"](there)
 
 
-def test_what_keeps_no_order_says_so_once() -> None:
-    volume = torch.randn(1, 2, 4, 4, 4, device="mps", requires_grad=True)
+def larger(volume: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.interpolate(volume, scale_factor=3.0, mode="nearest-exact")
+
+
+def bags(table: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.embedding_bag(torch.arange(80).view(8, 10).to("mps") % 4, table.view(4, -1), mode="sum")
+
+
+@pytest.mark.parametrize(
+    ("compute", "name"), [(larger, "_upsample_nearest_exact3d_backward"), (bags, "_embedding_bag_dense_backward")]
+)
+def test_what_keeps_no_order_says_so_once(compute: Callable[[torch.Tensor], torch.Tensor], name: str) -> None:
+    given = torch.randn(1, 2, 4, 4, 4, device="mps", requires_grad=True)
 
     def gradient() -> torch.Tensor:
-        larger = torch.nn.functional.interpolate(volume, scale_factor=3.0, mode="nearest-exact")
-        (found,) = torch.autograd.grad((larger**2).sum(), volume)
+        (found,) = torch.autograd.grad((compute(given) ** 2).sum(), given)
         return found
 
     with deterministic(), pytest.warns(notices.GuardNotice) as told:
         assert not always(gradient)
     assert len(told) == 1
-    assert "_upsample_nearest_exact3d_backward adds in any order on Metal" in str(told[0].message)
-    assert "_upsample_nearest_exact3d_backward" in atomic_order.UNORDERED
+    assert f"{name} adds in any order on Metal" in str(told[0].message)
+    assert name in atomic_order.UNORDERED
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,16 @@ print(sorted(entry.operator for entry in fallback.report().operators))
     assert sum("gave float64" in line for line in got) == 1
 
 
+def test_a_convolution_over_integers_is_rescued(run_python) -> None:
+    code = """
+import torch
+x = torch.ones(1, 1, 3, 3, dtype=torch.int64, device="mps")
+found = torch.nn.functional.conv2d(x, x)
+print(found.device.type, found.tolist())
+"""
+    assert "mps [[[[9]]]]" in lines(run_python, code)
+
+
 def test_an_error_of_the_users_own_stays_what_it_is(run_python) -> None:
     code = """
 import torch

@@ -71,6 +71,7 @@ def test_the_counts_of_a_step_are_those_of_the_simulated_device(tiny: Path, caps
     assert main(["bench", "--quick", "--launches", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["simulated"] is True
+    assert ", not fused;" in found["facts"]["measured"]["reason"]
     (case,) = found["cases"]
     assert case["launches"] > 50
     assert case["copies_in"] == 0, "the batch lies on the device already"

@@ -424,10 +424,13 @@ def test_guards_that_failed_or_were_switched_off(monkeypatch: pytest.MonkeyPatch
     assert named(found, "checkpoint-rng").says.startswith("off: suspended; ")
 
 
-def test_a_variable_that_nobody_knows_is_the_first_thing_said(run_python) -> None:
-    ended = run_python("-m", "hf_mps", "doctor", env={"HF_MPS_DEVISE": "mps"})
-    assert ended.returncode == 1
-    assert "HF_MPS_DEVISE is no variable of hf_mps" in ended.stdout + ended.stderr
+@pytest.mark.parametrize(
+    "name", ["HF_MPS_DEVISE", "HF_MPS_DEVICE", "HF_MPS_SIMULATE", "HF_MPS_FAULTS", "HF_MPS_KERNELS"]
+)
+def test_a_refused_variable_is_all_that_it_says(name: str, run_python) -> None:
+    ended = run_python("-m", "hf_mps", "doctor", env={"HF_MPS_SIMULATE": "1", name: "-nosuch"})
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines()[-1].startswith(f"hf-mps: {name}")
 
 
 def test_what_concerns_the_machine_comes_before_libraries_are_imported(run_python) -> None:

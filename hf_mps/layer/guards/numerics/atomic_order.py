@@ -14,7 +14,7 @@ from hf_mps.layer.guards.kernel_overrides import Kernel
 from hf_mps.layer.guards.numerics.ordered_sums import ORDERED
 
 # Those that stay as they are: kernels of these names in the macOS wheels of torch 2.13 to 2.15 add with atomic
-# operations. F.interpolate has no use for bicubic's under the flag.
+# operations. Under the flag F.interpolate has no use for trilinear's and nearest3d's.
 UNORDERED = (
     "upsample_bicubic2d_backward",
     "upsample_nearest3d_backward",

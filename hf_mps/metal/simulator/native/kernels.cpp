@@ -5,6 +5,7 @@
 #include <ATen/Utils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
+#include <ATen/ops/_embedding_bag_backward_native.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/bernoulli.h>
@@ -131,6 +132,25 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
   return {input.mul(mask).mul_(keep == 0.0 ? 0.0 : 1.0 / keep), mask};
 }
 
+// PyTorch's own, above whose devices it stands: it calls the dense or the sparse backward pass of this device.
+Tensor embedding_bag_backward(
+    const Tensor& grad,
+    const Tensor& indices,
+    const Tensor& offsets,
+    const Tensor& offset2bag,
+    const Tensor& bag_size,
+    const Tensor& largest,
+    c10::SymInt rows,
+    bool by_frequency,
+    int64_t mode,
+    bool sparse,
+    const std::optional<Tensor>& weights,
+    int64_t padding) {
+  const OneLaunch one("aten::_embedding_bag_backward", {grad, indices});
+  return at::native::_embedding_bag_backward_symint(
+      grad, indices, offsets, offset2bag, bag_size, largest, rows, by_frequency, mode, sparse, weights, padding);
+}
+
 } // namespace
 
 void register_kernels() {
@@ -149,6 +169,7 @@ void register_kernels() {
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
   library.impl("native_dropout", &native_dropout);
+  library.impl("_embedding_bag_backward", &embedding_bag_backward);
 }
 
 } // namespace metal

@@ -11,7 +11,7 @@ import torch
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
 from hf_mps.core.files import plain
-from hf_mps.core.text import GIB, MIB
+from hf_mps.core.text import GIB, MIB, counted
 from hf_mps.finetune.features import early_steps
 from hf_mps.finetune.models import quantization
 from hf_mps.finetune.recipe import training_section
@@ -226,7 +226,7 @@ def _lines(plan: MemoryPlan) -> Iterator[str | tuple[str, ...]]:
         yield from ("", "what would make it fit, the least change first:")
     for number, option in enumerate(plan.options, 1):
         yield f"  {number}. {' '.join(option.overrides)}"
-        yield f"     peak {gib(option.estimate.bytes)}; {option.reason}; up to {option.largest} rows"
+        yield f"     peak {gib(option.estimate.bytes)}; {option.reason}; up to {counted(option.largest, 'row')}"
     if plan.launches is not None:
         yield from launch_lines(plan.launches)
 
@@ -237,7 +237,7 @@ def gib(size: int) -> str:
 
 
 def _shape(estimate: Estimate, rows: int) -> str:
-    return f"{rows} rows {estimate.width}".rstrip()
+    return f"{counted(rows, 'row')} {estimate.width}".rstrip()
 
 
 def _values(estimate: Estimate) -> dict[str, Any]:

@@ -174,6 +174,15 @@ def test_a_plan_says_that_it_counts_live_memory_and_what_a_mac_s_driver_adds() -
     assert "live memory, of tensors alone: a Mac's driver holds 0.6 to 0.9 GiB more in heaps that are not full" in text
 
 
+def test_a_batch_of_one_row_is_written_as_1_row() -> None:
+    found = Estimate(1, 1024, 16, 2 * GIB, {}, "at backward: embeddings", width="of 1024 tokens")
+    way = fit.Option(("weights=bfloat16",), "half", found, largest=1)
+    text = render(report(MemoryPlan("mine.yaml", machine.named("8gb"), found, largest=1, options=(way,))))
+    assert "largest batch that fits: 1 row of 1024 tokens" in text
+    assert "up to 1 row" in text
+    assert "1 rows" not in text
+
+
 @pytest.mark.slow
 def test_what_would_make_it_fit_the_least_change_first(tight: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "TRACES", 3)
