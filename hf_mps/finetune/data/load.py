@@ -124,9 +124,10 @@ def narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
             if not data.header:
                 raise UserError(f"{told} 0 to {len(available) - 1}, counted from 0; next: data.columns.{role}=NUMBER")
             free = [name for name in available if name not in columns.values()]
-            way_on = nearest(column, free) or f"; next: data.columns.{role}=NAME for the one that it is"
+            way_on = f"{nearest(column, free)}; next: data.columns.{role}=NAME for the one that it is"
             field = type(data.columns).model_fields.get(role)
-            if field is not None and field.default is None:  # a role that not every data set has
+            # A role that not every data set has, and that the recipe names.
+            if field is not None and field.default is None and getattr(data.columns, role) is not None:
                 way_on += f", or data.columns.{role}=null where there is none"
             if rows.textual:
                 way_on += ", or data.header=false where the first line is a row"
