@@ -243,8 +243,8 @@ def doubt(record: RunRecord, answer: str | None = None) -> str | None:
 
     if base is not None and not above(came, base):
         what = record.baseline.what if record.baseline else ""
-        # Of a share no more can be had: the rows do not tell the two apart.
-        way_on = HARDER if greater and round(came, 4) == 1 else LONGER
+        # No more can be had of a share or a percentage: the rows do not tell the two apart.
+        way_on = HARDER if greater and round(came, 4) in (1, 100) else LONGER
         return f"{name} {came:.4f} is no better than the baseline ({base:.4f}), which {what}; {way_on}"
     steps = [entry for entry in record.log_history if _finite([entry.get(f"eval_{name}")])]
     best = (max if greater else min)(steps, key=lambda entry: entry[f"eval_{name}"], default=None)
