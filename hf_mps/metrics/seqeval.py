@@ -29,7 +29,7 @@ def split(tag: str) -> tuple[str, str]:
 
 
 def is_chunked(tags: Iterable[str]) -> bool:
-    """Whether tags mark where names begin and end: only `O` and prefixes of IOB1, IOB2, IOBES or BILOU before a dash."""
+    """Whether tags mark where names begin and end: only `O` and letters of IOB1, IOB2, IOBES or BILOU before a dash."""
     named = {tag for tag in tags if tag != OUTSIDE}
     return bool(named) and all(iobes(tag)[:2] in ("B-", "I-", "E-", "S-") and len(tag) > 2 for tag in named)
 

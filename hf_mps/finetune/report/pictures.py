@@ -324,4 +324,6 @@ def _most_mistaken(counts: Mapping[tuple[str, str], int], names: Sequence[str]) 
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+    # Long names often begin alike.
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[1 - half :]}"

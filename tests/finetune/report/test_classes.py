@@ -67,6 +67,14 @@ def test_names_with_dollars_and_of_any_length_are_drawn(drawn: list[Any]) -> Non
     assert not any(label.get_parse_math() for label in labels)
 
 
+def test_long_names_that_begin_alike_stay_apart(drawn: list[Any]) -> None:
+    names = [f"many questions about the {what}" for what in ("bill", "delivery")]
+    pictures.confusion(rows_of([(names[0], names[1])]), names)
+    assert [label.get_text() for label in drawn[0].get_yticklabels()] == snapshot(
+        ["many questio…ut the bill", "many questio…he delivery"]
+    )
+
+
 def test_values_lie_over_their_truths(drawn: list[Any]) -> None:
     png = pictures.scatter(rows_of([(0.0, 0.5), (1.0, 1.5), (5.0, 4.0)]))["values.png"]
     assert png.startswith(b"\x89PNG")
