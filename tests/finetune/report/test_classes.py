@@ -99,6 +99,19 @@ def test_true_boxes_are_drawn_above_the_predicted_ones_in_the_colours_of_their_c
     assert [tuple(axes.images[0].get_extent()) for axes in drawn] == [(0, 48, 40, 0)] * 2
 
 
+@pytest.mark.parametrize("name", ["a long name of a class, with number", "名" * 40, "a"])
+@pytest.mark.usefixtures("rendered")
+def test_the_legend_of_many_classes_is_on_the_page(drawn: list[Any], name: str) -> None:
+    scene = Image.new("RGB", (48, 40))
+    pictures.boxes([(scene, [(f"{name} {number}", "", 1, 2, 10, 20) for number in range(40)], [])] * 2)
+    figure = drawn[0].figure
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.x1
+    assert legend.y0 >= 0
+    assert drawn[0].get_window_extent().height > 0.1 * figure.bbox.height
+
+
 @pytest.mark.parametrize("classes_named", [3, 40])
 def test_masks_lie_over_their_images_and_what_is_no_class_is_clear(drawn: list[Any], classes_named: int) -> None:
     names = [f"class {number}" for number in range(classes_named)]
