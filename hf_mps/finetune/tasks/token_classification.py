@@ -252,7 +252,8 @@ def _refuse_other_than_lists(rows: Rows, role: str) -> None:
         told = "data.columns.tags names a column with a list of labels for each word"
         raise UserError(f"{rows.where}: {told}; allowed: one tag for each, such as its labels joined")
     if getattr(inner, "dtype", None) not in allowed:
-        came = f"lists of {inner.dtype}" if hasattr(inner, "dtype") else getattr(kind, "dtype", type(kind).__name__)
+        of = getattr(inner, "dtype", None)
+        came = f"lists of {of}" if of else getattr(kind, "dtype", type(kind).__name__)
         texts = "texts" if role == "words" else "texts, or all of whole numbers"
         wanted = f"allowed: a list in each row, as JSON and Parquet have them, all of {texts}"
         raise UserError(f"{rows.where}: data.columns.{role} names a column of type {came}; {wanted}")
