@@ -260,8 +260,19 @@ def test_a_column_that_no_recipe_names_is_not_offered_to_be_left_out(smol: str, 
     data = asked(tmp_path, [{"photo": "0.png", "messages": said}], messages="messages")
     assert refusal(builders.prepare, task="image-text", model=smol, data=data).endswith(
         "there is no column 'images' for data.columns.images; the columns are photo, messages; next:"
-        " data.columns.images=NAME for the one that it is"
+        " data.columns.images=NAME for the one that it is, or, for rows of another form, data.columns.image,"
+        " data.columns.question, data.columns.answer"
     )
+
+
+def test_a_folder_of_images_with_captions_is_read(smol: str, tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        (tmp_path / split).mkdir()
+        named = [{"file_name": photo(tmp_path / split, number, "red"), "caption": "A red one."} for number in range(2)]
+        tiny.write_jsonl(tmp_path / split / "metadata.jsonl", named)
+    data = {"folder": str(tmp_path), "columns": {"answer": "caption"}}
+    prepared = builders.prepare(task="image-text", model=smol, data=data, prompt="Describe.")
+    assert [len(prepared.train), prepared.train[0]["pixel_values"].ndim] == [2, 5]
 
 
 def test_a_model_without_eyes_is_refused(tmp_path: Path) -> None:
