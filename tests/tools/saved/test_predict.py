@@ -304,6 +304,14 @@ def test_a_preference_model_answers_prompts_too(kept: Made, command: Command, tm
     (answer,) = read_csv(command("predict", run.folder, file).out)
     assert answer["prompt"] == "user: Say it in other words: The film felt warm."
     assert set(answer) == {"prompt", "generated"}
+    other = tiny.write_jsonl(tmp_path / "other.jsonl", [{"question": "Is it warm?", "good": "Yes.", "bad": "No."}])
+    ended = command("predict", run.folder, other)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.splitlines()[-1].rpartition("other.jsonl: ")[2] == snapshot(
+        "there is none of the columns prompt, chosen, rejected; the columns are question, good, bad; next:"
+        " data.prompt=NAME for the one that it is"
+    )
+    assert command("predict", run.folder, other, "data.prompt=question").code == 0
 
 
 @pytest.mark.parametrize(
