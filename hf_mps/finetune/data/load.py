@@ -290,7 +290,7 @@ def reading(data: schema.Data, path: Path, name: str, kind: str, further: Collec
 
     Raises UserError for CoNLL's columns where the task has no words and tags.
     """
-    roles = data.columns.roles()
+    data, roles = data.of_file(path), data.columns.roles()
     if kind in ("csv", "tsv"):
         make = partial(tables.separated, path, name, header=data.header)
         return Reading(kind, (kind, data.header), make, tables.separated_notes(path))

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
@@ -50,19 +50,18 @@ class Data(schema.Data):
     KEPT_TOGETHER: ClassVar[str | None] = "context"
     columns: Columns = Columns()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _squads_own(cls, values: Any) -> Any:
+    def of_file(self, path: Path) -> Data:
         """Know a file in SQuAD's own format, questions within paragraphs within articles, by its beginning."""
-        files = values.get("files") if isinstance(values, dict) else None
-        if not isinstance(files, dict) or values.get("field") is not None:
-            return values
-        for path in [Path(name).expanduser() for name in files.values() if isinstance(name, str)]:
-            if path.suffix == ".json" and path.is_file():
-                with path.open("rb") as file:
-                    if b'"paragraphs"' in file.read(4096):
-                        return {**values, "field": SQUAD}
-        return values
+        if self.field is None and _is_squads_own(path):
+            return self.model_copy(update={"field": SQUAD})
+        return self.model_copy(update={"field": None}) if self.field == SQUAD and path.suffix != ".json" else self
+
+
+def _is_squads_own(path: Path) -> bool:
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b'"paragraphs"' in file.read(4096)
 
 
 class Recipe(lengths.Padded):

@@ -154,8 +154,8 @@ def test_rows_that_are_too_long_are_left_out_and_told_of(hearing: Path, finetune
         ({"audio": "none.wav"}, "train.jsonl: row 1: audio: none.wav: there is no such file"),
         (
             {"audio": "my.yaml"},
-            "train.jsonl: row 1: audio is no sound that can be read: Format not recognised; allowed: wav, flac, ogg,"
-            " mp3",
+            "train.jsonl: row 1: audio my.yaml is no sound that can be read: Format not recognised; allowed: wav, flac,"
+            " ogg, mp3",
         ),
     ],
 )
