@@ -21,7 +21,7 @@ from hf_mps.cli.recipes import recipes
 from hf_mps.cli.saved import chat, evaluate, predict
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError, run_command
-from hf_mps.core.extras import bitsandbytes_unheard
+from hf_mps.core.extras import unheard
 
 Work = Callable[[], int | None] | int | None
 app = typer.Typer(no_args_is_help=True, help="Hugging Face training on a Mac's GPU.")
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
         except typer.Abort as stop:  # what its questions make of a Ctrl-C
             raise KeyboardInterrupt from stop
 
-    with bitsandbytes_unheard(), notices.redirected(notices.on_stderr):
+    with unheard(), notices.redirected(notices.on_stderr):
         return run_command(verb, debug="--debug" in words) or sum(codes)
 
 

@@ -15,11 +15,13 @@ INSTALL_SOURCES = shlex.join(["pip", "install", "-e", str(SOURCES)])
 
 
 @contextmanager
-def bitsandbytes_unheard() -> Iterator[None]:
-    """Let bitsandbytes be imported without its warning that the package `kernels`, whose kernel for x86 it would fetch,
-    is missing; peft imports it wherever it is installed.
+def unheard(library: str = "bitsandbytes") -> Iterator[None]:
+    """Let the logger of that name say errors alone.
+
+    When peft imports bitsandbytes, wherever that is installed, it warns that the package `kernels` is missing, whose
+    kernel for x86 it would fetch.
     """
-    logger = logging.getLogger("bitsandbytes")
+    logger = logging.getLogger(library)
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:

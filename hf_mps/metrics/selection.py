@@ -137,7 +137,8 @@ class TagMetrics(Chosen):
         """
         values: dict[str, float] = {}
         if "seqeval" in self.names:
-            report: dict[str, Any] = dict(load(["seqeval"]).compute(list(predictions), list(references)))
+            read = ([[seqeval.iobes(tag) for tag in row] for row in rows] for rows in (predictions, references))
+            report: dict[str, Any] = dict(load(["seqeval"]).compute(*read))
             overall = {name: value for name, value in report.items() if name.startswith("overall_")}
             values |= overall | dict.fromkeys(_of_kinds(self.kinds), 0.0)
             for kind in self.kinds:

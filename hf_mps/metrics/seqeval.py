@@ -29,9 +29,14 @@ def split(tag: str) -> tuple[str, str]:
 
 
 def is_chunked(tags: Iterable[str]) -> bool:
-    """Whether tags mark where names begin and end: only `O` and prefixes of IOB1, IOB2 or IOBES before a dash."""
+    """Whether tags mark where names begin and end: only `O` and letters of IOB1, IOB2, IOBES or BILOU before a dash."""
     named = {tag for tag in tags if tag != OUTSIDE}
-    return bool(named) and all(tag[:2] in ("B-", "I-", "E-", "S-") and len(tag) > 2 for tag in named)
+    return bool(named) and all(iobes(tag)[:2] in ("B-", "I-", "E-", "S-") and len(tag) > 2 for tag in named)
+
+
+def iobes(tag: str) -> str:
+    """Return a tag of BILOU as IOBES has it, whose letters `spans` reads: `L-PER` as `E-PER` and `U-PER` as `S-PER`."""
+    return {"L-": "E-", "U-": "S-"}.get(tag[:2], tag[:2]) + tag[2:]
 
 
 def kinds(tags: Iterable[str]) -> list[str]:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from hf_mps.metrics import seqeval
+from hf_mps.metrics.selection import of_tags
 
 
 @pytest.mark.parametrize(
@@ -57,11 +58,21 @@ def test_rows_of_different_lengths_are_refused() -> None:
         seqeval.seqeval([["O"]], [["O", "O"]], zero_division=0)
 
 
+def test_names_of_bilou_are_counted_as_those_of_iobes() -> None:
+    predictions = [["U-LOC", "U-LOC", "B-PER", "L-PER"], ["B-PER", "I-PER", "L-PER", "O"]]
+    references = [["U-LOC", "U-LOC", "B-PER", "L-PER"], ["B-PER", "L-PER", "U-PER", "O"]]
+    names = ["O", *(f"{letter}-{kind}" for letter in "BILU" for kind in ("LOC", "PER"))]
+    figures = of_tags(None, names, "token-classification").compute(predictions, references)
+    # Four names are answered and five are there; three are right: seqeval's mode="strict" with its scheme BILOU.
+    assert [figures[f"overall_{number}"] for number in ("precision", "recall")] == [3 / 4, 3 / 5]
+
+
 @pytest.mark.parametrize(
     ("named", "chunked"),
     [
         (("O", "B-PER", "I-PER"), True),
         (("O", "S-PER", "E-PER"), True),
+        (("O", "B-PER", "L-PER", "U-LOC"), True),
         (("NOUN", "VERB", "O"), False),
         (("O",), False),
         (("B-", "O"), False),

@@ -29,8 +29,9 @@ SHOWN = 12
 LARGEST = 3.4028234e38
 # A thousand steps of AdamW at a rate of 2e-5 move the answer of a head over some hundred features about so far.
 FAR = 100
-# What programs write for a missing value. R's NA is one, and Python's None; `none` in small letters is a word.
-GAPS = ("nan", "NaN", "NAN", "null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "<NA>")
+# What programs write for a missing value. R's NA is one, and Python's None; `none` in small letters is a word. Tags of
+# -100 are those of tokens that a loss passes over.
+GAPS = ("-100", "nan", "NaN", "NAN", "null", "NULL", "Null", "None", "NA", "N/A", "n/a", "#N/A", "<NA>")
 # Begins the reason where the training rows determine the labels.
 FOUND = "found in"
 # The reason where the data set itself names its classes.

@@ -123,11 +123,15 @@ def narrow(rows: Rows, columns: Mapping[str, str], data: schema.Data) -> Rows:
                 raise UserError(f"{rows.where}: its first line is one column, '{brief(only)}'{remedy}")
             if not data.header:
                 raise UserError(f"{told} 0 to {len(available) - 1}, counted from 0; next: data.columns.{role}=NUMBER")
-            free = [name for name in available if name not in columns.values()]
-            way_on = nearest(column, free) or f"; next: data.columns.{role}=NAME for the one that it is"
-            field = type(data.columns).model_fields.get(role)
-            if field is not None and field.default is None:  # a role that not every data set has
+            unread = [name for name in available if name not in columns.values()]
+            way_on = f"{nearest(column, unread)}; next: data.columns.{role}=NAME for the one that it is"
+            # Roles that not every data set has: one that the recipe names may be left out, or else another be named.
+            free = [name for name, field in type(data.columns).model_fields.items() if field.default is None]
+            if role in free and getattr(data.columns, role) is not None:
                 way_on += f", or data.columns.{role}=null where there is none"
+            elif role in free:
+                others = (name for name in free if getattr(data.columns, name) is None and name != role)
+                way_on += f", or, for rows of another form, {', '.join(f'data.columns.{name}' for name in others)}"
             if rows.textual:
                 way_on += ", or data.header=false where the first line is a row"
             raise UserError(f"{told} {', '.join(map(brief, available))}{way_on}")
@@ -286,7 +290,7 @@ def reading(data: schema.Data, path: Path, name: str, kind: str, further: Collec
 
     Raises UserError for CoNLL's columns where the task has no words and tags.
     """
-    roles = data.columns.roles()
+    data, roles = data.of_file(path), data.columns.roles()
     if kind in ("csv", "tsv"):
         make = partial(tables.separated, path, name, header=data.header)
         return Reading(kind, (kind, data.header), make, tables.separated_notes(path))

@@ -101,6 +101,8 @@ class Rows:
             raise UserError(f"{where} has no {role}; allowed: one in every row")
         if not isinstance(name, str):
             raise UserError(f"{where}: {role} is a {type(name).__name__}; allowed: a path, or bytes as in Parquet")
+        if "://" in name:
+            raise UserError(f"{where}: {role}: {brief(name)} is an address; allowed: the path of a file here")
         try:
             return self.path(name).read_bytes()
         except FileNotFoundError as error:

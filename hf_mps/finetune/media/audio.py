@@ -56,7 +56,7 @@ def read(rows: Rows, index: int, rate: int) -> Any:
     file that is missing, is no sound that libsndfile reads, is cut off or empty, holds NaN, or has a rate outside of
     RATES.
     """
-    where = f"{rows.place(index)}: audio"
+    where = _place(rows, index)
     with _opened(rows, index) as sound:
         try:
             channels = sound.read(dtype="float32", always_2d=True)
@@ -95,10 +95,16 @@ class Wav(wave.Wave_read):
         return samples.astype(dtype).reshape(-1, self.getnchannels())
 
 
+def _place(rows: Rows, index: int) -> str:
+    """Return where a person finds a row's sound, with the name of its file where the data say it."""
+    value = rows.dataset[index]["audio"]
+    return f"{rows.place(index)}: audio {(value.get('path') if isinstance(value, dict) else value) or ''}".rstrip()
+
+
 def _opened(rows: Rows, index: int) -> Any:
     """Open a row's sound with soundfile, or with `Wav` where that is absent. Raises UserError for anything else."""
     content = rows.content_of(rows.dataset[index]["audio"], index, "audio")
-    where = f"{rows.place(index)}: audio"
+    where = _place(rows, index)
     try:
         soundfile = library()
     except UserError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.media import images
 from hf_mps.finetune.recipe import schema
@@ -22,6 +23,8 @@ from hf_mps.finetune.text import chat
 IMAGE = {"type": "image"}
 # An image's place in the text of a message, as LLaVA's files and LLaMA-Factory's have it.
 PLACE = re.compile(r"\s*<image>\s*")
+# The keys by which apply_chat_template of transformers finds a part's image. Here they would be a second source.
+FILES = ("image", "url", "path", "base64")
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -92,7 +95,7 @@ def conversation(row: Mapping[str, Any], prompt: str | None) -> list[dict[str, A
         first["content"] = [dict(IMAGE) for _ in range(count)] + first["content"]
         places = count
     if places != count:
-        told = f"has {count} images and places for {places} in its messages"
+        told = f"has {counted(count, 'image')} and places for {places} in its messages"
         raise chat.ConversationError(f"{told}; allowed: one for each")
     return said
 
@@ -126,6 +129,11 @@ def _messages(raw: Any) -> list[dict[str, Any]]:
             for part in content:
                 kind = part.get("type") if isinstance(part, Mapping) else None
                 if kind == "image":
+                    if own := next((key for key in FILES if part.get(key) is not None), None):
+                        told = f"holds an image part with '{own}'"
+                        raise chat.ConversationError(
+                            f"{told}; allowed: {{type: image}}, its file in the images' column"
+                        )
                     parts.append(dict(IMAGE))
                 elif kind == "text" and isinstance(part.get("text"), str):
                     parts.append(_part_of(part["text"]))
@@ -313,7 +321,7 @@ class Reader:
         """Return the tokens with each image's in its place, cut to `longest` and before an image that would be cut."""
         if encoded.input_ids.count(self.place) != len(sizes):
             told = f"has {self.processor.image_token}, the model's word for an image, in its text"
-            raise chat.ConversationError(told)
+            raise chat.ConversationError(f"{told}; allowed: texts without it, and images in their column")
         ids: list[int] = []
         mask: list[bool] = []
         pictures, left = 0, iter(sizes)
@@ -334,17 +342,19 @@ def budget(reader: Reader, most: int) -> Choice[str]:
     Idefics3 and SmolVLM read an image in squares beside a small whole one, Qwen-VL in as many patches as it has; others
     make the same number of every image. Raises UserError where even the smallest needs more tokens.
     """
-    made, counted = reader.processor.image_processor, 0
+    made, most_tokens = reader.processor.image_processor, 0
     own = {name: value for name, value in dict(made.size).items() if value}
     for size, side, told in _sizes(made, own, most):
         images.resize(made, size)
         reader._blocks.clear()  # they were counted at the size before
-        counted = len(reader.block((side, side)))
-        if counted <= most:
+        most_tokens = len(reader.block((side, side)))
+        if most_tokens <= most:
             kept = " (the checkpoint's own size)" if size == own else ""
             reason = f"max_image_tokens is {most}: {told}{kept}; by {type(made).__name__}, with PIL on any machine"
-            return Choice(f"up to {counted} tokens an image", reason)
-    least = f"{type(reader.processor).__name__} makes {counted} of an image at least; allowed: {counted} or more"
+            return Choice(f"up to {most_tokens} tokens an image", reason)
+    least = (
+        f"{type(reader.processor).__name__} makes {most_tokens} of an image at least; allowed: {most_tokens} or more"
+    )
     raise UserError(f"max_image_tokens is {most}, and {least}")
 
 

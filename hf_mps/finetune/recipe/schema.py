@@ -185,6 +185,10 @@ class Data(Section):
         """Return the one key of SOURCES that is given."""
         return next(name for name in SOURCES if getattr(self, name))
 
+    def of_file(self, path: Path) -> Data:
+        """Return the section as it is for a file, by what that begins with."""
+        return self
+
     @property
     def has_validation(self) -> bool:
         """Return whether the source names its own validation split."""

@@ -193,10 +193,15 @@ def _scenes(scenes: Sequence[Scene], names: Sequence[str], paint: Paint) -> byte
     """
     from matplotlib import colormaps
     from matplotlib.patches import Patch
+    from rich.cells import cell_len
 
     many = len(names) > len(PALETTE)
     wheel = [colormaps["turbo"](at / len(names)) for at in range(len(names))] if many else PALETTE
     colours = dict(zip(names, wheel, strict=False))
+    labels = [_short(name) for name in names]
+    # In inches: a colour with the space around it, and a letter, of which Chinese ones take two.
+    width, entry = 3 * len(scenes), 0.6 + 0.08 * max(map(cell_len, labels), default=0)
+    across = max(1, min(6, int(width / entry)))
 
     def draw(figure: Any) -> None:
         panels = figure.subplots(2, len(scenes), squeeze=False)
@@ -207,11 +212,11 @@ def _scenes(scenes: Sequence[Scene], names: Sequence[str], paint: Paint) -> byte
                 axes.imshow(image, extent=(0, image.width, image.height, 0), zorder=-1)
                 axes.set(xticks=[], yticks=[])
                 axes.grid(visible=False)
-        shown = [Patch(color=colour, label=brief(name)) for name, colour in colours.items()]
-        figure.legend(handles=shown, loc="outside lower center", ncols=6)
+        shown = [Patch(color=colour, label=label) for label, colour in zip(labels, colours.values(), strict=True)]
+        figure.legend(handles=shown, loc="outside lower center", ncols=across)
 
     tallest = max(image.height / image.width for image, *_ in scenes)
-    return png((3 * len(scenes), 6 * min(tallest, 2) + 0.6 + 0.2 * (len(names) // 6)), draw, layout="constrained")
+    return png((width, 6 * min(tallest, 2) + 0.6 + 0.2 * (len(names) // across)), draw, layout="constrained")
 
 
 def _page(draw: Callable[[Any, Any], None]) -> bytes:
@@ -324,4 +329,6 @@ def _most_mistaken(counts: Mapping[tuple[str, str], int], names: Sequence[str]) 
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+    # Long names often begin alike.
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[1 - half :]}"

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hf_mps.core.extras import unheard
 from hf_mps.core.notices import ignoring
 from hf_mps.core.text import GIB, MIB, duration, memory
 from hf_mps.finetune.report.results import SPLIT, RunRecord
@@ -26,7 +27,8 @@ STYLE = {
     **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 9),
 }
 # Where the first, matplotlib's own, lacks a letter: that of macOS with all scripts, and those of Linux.
-FONTS = ("DejaVu Sans", "Arial Unicode MS", "Noto Sans CJK SC", "Noto Sans Thai", "Noto Sans Devanagari")
+SCRIPTS = ("CJK SC", "CJK JP", "Thai", "Devanagari", "Bengali", "Tamil", "Telugu", "Gujarati", "Kannada", "Malayalam")
+FONTS = ("DejaVu Sans", "Arial Unicode MS", *(f"Noto Sans {script}" for script in SCRIPTS))
 SMOOTHED_FROM = 12  # fewer points need no line to guide the eye
 
 Series = tuple[list[float], list[float]]
@@ -54,7 +56,9 @@ def png(inches: tuple[float, float], paint: Callable[[Any], None], **settings: A
     # A user's matplotlibrc must not change the page; Figure (not pyplot) leaves their session alone.
     # matplotlib warns once for each letter that the fonts lack, and at each text of a font that is not there.
     installed = {font.name for font in font_manager.fontManager.ttflist}
-    with ignoring(), style.context(["default", STYLE, {"font.family": [font for font in FONTS if font in installed]}]):
+    fonts = {"font.family": [font for font in FONTS if font in installed]}
+    # A font without bold letters, as that of macOS is, is told of where a title is bold.
+    with ignoring(), unheard("matplotlib.font_manager"), style.context(["default", STYLE, fonts]):
         figure = Figure(figsize=inches, dpi=150, facecolor="white", **settings)
         FigureCanvasAgg(figure)
         paint(figure)

@@ -216,6 +216,7 @@ def _mapped(value: Any, change: Any) -> Any:
 
 
 LONGER = "next: more training.num_train_epochs, another training.learning_rate, or more rows"
+HARDER = "next: validation rows that the baseline gets wrong"
 
 
 def doubt(record: RunRecord, answer: str | None = None) -> str | None:
@@ -242,7 +243,9 @@ def doubt(record: RunRecord, answer: str | None = None) -> str | None:
 
     if base is not None and not above(came, base):
         what = record.baseline.what if record.baseline else ""
-        return f"{name} {came:.4f} is no better than the baseline ({base:.4f}), which {what}; {LONGER}"
+        # No more can be had of a share or a percentage: the rows do not tell the two apart.
+        way_on = HARDER if greater and round(came, 4) in (1, 100) else LONGER
+        return f"{name} {came:.4f} is no better than the baseline ({base:.4f}), which {what}; {way_on}"
     steps = [entry for entry in record.log_history if _finite([entry.get(f"eval_{name}")])]
     best = (max if greater else min)(steps, key=lambda entry: entry[f"eval_{name}"], default=None)
     if best is None or not above(best[f"eval_{name}"], came):

@@ -86,6 +86,8 @@ def _digest(rows: Rows) -> str:
         return _hash(value).hexdigest() if isinstance(value, bytes) else str(value)
 
     def content(value: Any, index: int, role: str) -> Any:
+        if value is None and role == "images":  # a conversation without any
+            return []
         if isinstance(value, list):
             return [content(one, index, role) for one in value]
         return _hash(rows.content_of(value, index, role)).hexdigest()

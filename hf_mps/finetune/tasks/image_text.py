@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data import synthetic
@@ -27,6 +27,15 @@ class Data(schema.Data):
     """Adds the columns of the images and of the texts about them."""
 
     columns: image_chats.Columns = image_chats.Columns()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_a_folder(cls, given: Any) -> Any:
+        """Name the column of a folder's images, which is always `image`."""
+        columns = given.get("columns") or {} if isinstance(given, Mapping) and given.get("folder") else None
+        if not isinstance(columns, Mapping) or columns.get("image") or columns.get("images"):
+            return given
+        return {**given, "columns": {**columns, "image": "image"}}
 
 
 class Recipe(_language.Recipe):

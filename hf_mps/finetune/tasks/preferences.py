@@ -6,12 +6,15 @@ become ids, and TRL's trainers reward them.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from hf_mps.core import notices
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import Rows
 from hf_mps.finetune.recipe import schema
@@ -202,6 +205,13 @@ class PairTask(PreferenceTask[R]):
         prompt, *answers = conversation(row)
         return prompt, answers
 
+    def each(self, rows: Rows) -> Rows:
+        """Return the rows as they are; equal answers, from which no preference is learned, are told of."""
+        if equal := sum(map(operator.eq, *(rows.dataset[side] for side in PAIR))):
+            told = f"{rows.where}: {equal} of {counted(len(rows.dataset), 'pair')} have two equal answers"
+            notices.warn_user(f"{told}, which no reward can tell apart; next: leave them out")
+        return rows
+
     def make_collator(self, length: lengths.Lengths) -> Any:
         from trl.trainer.dpo_trainer import DataCollatorForPreference
 
@@ -232,8 +242,8 @@ def conversation(row: Mapping[str, Any]) -> tuple[list[dict[str, str]], str, str
     """Return a row's prompt messages and its two answers. Raises chat.ConversationError for a row without them."""
     (before, answer), (other, worse) = (said(row, side) for side in ("chosen", "rejected"))
     if before != other:
-        raise chat.ConversationError("has answers to two different prompts")
-    return before or prompted(row), answer, worse
+        raise chat.ConversationError("has answers to two different prompts; allowed: two answers to one")
+    return asked_before(row, before), answer, worse
 
 
 class DPORecipe(PairRecipe):
@@ -364,7 +374,7 @@ class KTO(PreferenceTask[KTORecipe]):
 
     def answered(self, row: Mapping[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
         before, answer = said(row, "completion" if "completion" in row else PAIR[0] if row["label"] else PAIR[1])
-        return before or prompted(row), [answer]
+        return asked_before(row, before), [answer]
 
     def told(self, left: Choice[str], features: Mapping[str, Any]) -> Choice[str]:
         """Add the share of wanted answers. Raises UserError for validation rows of one label, which have no margin."""
@@ -421,13 +431,28 @@ def disordered(answer: str) -> str:
 def said(row: Mapping[str, Any], side: str) -> tuple[list[dict[str, str]], str]:
     """Return the messages before an answer in the column `side`, where it holds any, and the answer.
 
-    Raises chat.ConversationError for one that is not the assistant's.
+    Raises chat.ConversationError for one that is missing or not the assistant's.
     """
     raw = row[side]
+    if not isinstance(raw, (str, Mapping, Sequence)):
+        came = "no" if raw is None else f"a {type(raw).__name__} for its"
+        raise chat.ConversationError(f"has {came} {side} answer; allowed: a text, or messages")
     *before, last = [{"role": "assistant", "content": raw}] if isinstance(raw, str) else chat.messages(raw)
     if (role := last["role"]) != "assistant":
         raise chat.ConversationError(f"has a {side} answer whose last words are the {role}'s, not the assistant's")
     return before, last["content"]
+
+
+def asked_before(row: Mapping[str, Any], before: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the messages that a row's answer follows: `before`, with which it begins, or else those of its prompt.
+
+    Raises chat.ConversationError where neither is there, and where the prompt is not among the messages before.
+    """
+    if not before:
+        return prompted(row)
+    if row.get("prompt") is not None and any(one not in before for one in chat.messages(row["prompt"])):
+        raise chat.ConversationError("has a prompt that its answers do not begin with; next: data.columns.prompt=null")
+    return before
 
 
 def prompted(row: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError, brief
+from hf_mps.core.text import counted
 from hf_mps.finetune.data import synthetic
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.recipe import schema
@@ -49,19 +50,18 @@ class Data(schema.Data):
     KEPT_TOGETHER: ClassVar[str | None] = "context"
     columns: Columns = Columns()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _squads_own(cls, values: Any) -> Any:
+    def of_file(self, path: Path) -> Data:
         """Know a file in SQuAD's own format, questions within paragraphs within articles, by its beginning."""
-        files = values.get("files") if isinstance(values, dict) else None
-        if not isinstance(files, dict) or values.get("field") is not None:
-            return values
-        for path in [Path(name).expanduser() for name in files.values() if isinstance(name, str)]:
-            if path.suffix == ".json" and path.is_file():
-                with path.open("rb") as file:
-                    if b'"paragraphs"' in file.read(4096):
-                        return {**values, "field": SQUAD}
-        return values
+        if self.field is None and _is_squads_own(path):
+            return self.model_copy(update={"field": SQUAD})
+        return self.model_copy(update={"field": None}) if self.field == SQUAD and path.suffix != ".json" else self
+
+
+def _is_squads_own(path: Path) -> bool:
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b'"paragraphs"' in file.read(4096)
 
 
 class Recipe(lengths.Padded):
@@ -292,7 +292,8 @@ def refuse_other_than_squads(rows: Rows) -> None:
     tokens.refuse_other_than_text(rows, ["context", "question"])
     kind = rows.dataset.features["answers"]
     inside = getattr(kind, "feature", kind)
-    if not isinstance(inside, dict) or not {"text", "answer_start"} <= set(inside):
+    texts = inside.get("text") if isinstance(inside, dict) and "answer_start" in inside else None
+    if getattr(getattr(texts, "feature", texts), "dtype", None) not in (*tokens.TEXT, "null"):
         allowed = 'SQuAD\'s {"text": [...], "answer_start": [...]} or a list of {"text", "answer_start"}'
         raise UserError(f"{rows.where}: data.columns.answers names a column of {kind}; allowed: {allowed}")
 
@@ -303,24 +304,35 @@ def _truths(rows: Rows) -> list[list[str]]:
 
 
 def _both(value: Any) -> tuple[list[str], list[int]]:
-    """Return texts and positions from either of SQuAD's forms: a dict of lists, or a list of dicts; empty where
-    None.
-    """
+    """Return texts and positions from SQuAD's forms: a dict of lists, a list of dicts, or a dict; empty where None."""
+    if isinstance(value, dict) and isinstance(value["text"], str):
+        value = [value]
     if isinstance(value, dict):
         return list(value["text"] or ()), list(value["answer_start"] or ())
     return [one["text"] for one in value or ()], [one["answer_start"] for one in value or ()]
 
 
 def _first_answer(rows: Rows, context: str, value: Any, index: int) -> tuple[int, int] | None:
-    """Return the characters of the first answer, None for none. Raises UserError where the text there differs."""
+    """Return the characters of the first answer, without blanks at its ends; None for none.
+
+    Raises UserError for an empty answer, and where the text at its place differs.
+    """
     texts, starts = _both(value)
+    if len(texts) != len(starts):
+        told = f"has {counted(len(texts), 'answer')} and {len(starts)} in answer_start"
+        raise UserError(f"{rows.place(index)} {told}; allowed: a place for each")
     if not texts:
         return None
-    start, end = starts[0], starts[0] + len(texts[0])
-    if context[start:end] != texts[0] or not texts[0]:
-        told = f"the text at answer_start {start} is '{brief(context[start:end])}', not '{brief(texts[0])}'"
+    start, text = starts[0], texts[0]
+    if not (text or "").strip():
+        allowed = "allowed: a text, or an empty list where there is none"
+        raise UserError(f"{rows.place(index)} has an empty answer; {allowed}")
+    there = context[start : start + len(text)] if isinstance(start, int) and start >= 0 else ""
+    if there != text:
+        told = f"the text at answer_start {start} is '{brief(there)}', not '{brief(text)}'"
         raise UserError(f"{rows.place(index)}: {told}; allowed: the answer's place, in characters from 0")
-    return start, end
+    start += len(text) - len(text.lstrip())
+    return start, start + len(text.strip())
 
 
 def _negative(recipe: Recipe, rows: Mapping[str, Rows]) -> Choice[bool]:

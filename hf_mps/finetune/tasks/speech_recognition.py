@@ -20,6 +20,7 @@ from pydantic import Field
 from hf_mps import metrics
 from hf_mps.core.choice import Choice
 from hf_mps.core.errors import UserError
+from hf_mps.core.text import counted
 from hf_mps.finetune.data import labels
 from hf_mps.finetune.data.load import SPLITS, Rows
 from hf_mps.finetune.media import audio
@@ -124,7 +125,7 @@ def cleaned(text: str, case: Case, ignored: str) -> str:
 def left_out(counts: Left) -> dict[str, Choice[str]]:
     """Return the choice that says which rows take no part, and why; empty where all do."""
     parts = ((split, why, count) for split, reasons in counts.items() for why, count in reasons.items())
-    told = [(f"{count} {split} rows", why) for split, why, count in parts if count]
+    told = [(counted(count, f"{split} row"), why) for split, why, count in parts if count]
     if not told:
         return {}
     return {"left_out": Choice(", ".join(what for what, _ in told), ", ".join(dict.fromkeys(why for _, why in told)))}

@@ -103,7 +103,8 @@ class TokenClassification(TextTask[Recipe]):
             token_counts=counts,
             predicted=(rows["validation"], features["validation"]),
             figures=self._figures,
-            snippet=self.snippet if seqeval.is_chunked(tags.names) else None,
+            # transformers' pipeline joins words by B and I alone.
+            snippet=self.snippet if {tag[:2] for tag in tags.names} - {seqeval.OUTSIDE} <= {"B-", "I-"} else None,
         )
 
     def recall(self, config: Any, chosen: Mapping[str, Any]) -> None:
@@ -251,6 +252,8 @@ def _refuse_other_than_lists(rows: Rows, role: str) -> None:
         told = "data.columns.tags names a column with a list of labels for each word"
         raise UserError(f"{rows.where}: {told}; allowed: one tag for each, such as its labels joined")
     if getattr(inner, "dtype", None) not in allowed:
-        came = getattr(kind, "dtype", None) or type(kind).__name__
-        wanted = f"allowed: a list of {role} in each row, as JSON and Parquet have them"
+        of = getattr(inner, "dtype", None)
+        came = f"lists of {of}" if of else getattr(kind, "dtype", type(kind).__name__)
+        texts = "texts" if role == "words" else "texts, or all of whole numbers"
+        wanted = f"allowed: a list in each row, as JSON and Parquet have them, all of {texts}"
         raise UserError(f"{rows.where}: data.columns.{role} names a column of type {came}; {wanted}")

@@ -259,7 +259,9 @@ class Input:
             raise UserError(f"{self.name}: {formats.NO_ROWS}")
 
     def _present(self, rows: Rows) -> dict[str, str]:
-        """Return the columns to read: without those that may be missing and are. Raises UserError for `keep`."""
+        """Return the columns to read: without those that may be missing and are. Raises UserError where none is left,
+        and for `keep`.
+        """
         there = rows.dataset.column_names
         for name in self.keep:
             if name not in there:
@@ -267,7 +269,12 @@ class Input:
                 raise UserError(f"{self.name}: there is no column '{name}' for --keep; allowed: {shown}")
         nested = {name.partition(".")[0] for name in there} | set(there)
         absent = [role for role in self.optional if self.columns.get(role, "").partition(".")[0] not in nested]
-        return {role: column for role, column in self.columns.items() if role not in absent}
+        present = {role: column for role, column in self.columns.items() if role not in absent}
+        if not present:
+            wanted, came = ", ".join(self.columns.values()), ", ".join(map(brief, there))
+            way_on = f"next: data.{absent[0]}=NAME for the one that it is"
+            raise UserError(f"{self.name}: there is none of the columns {wanted}; the columns are {came}; {way_on}")
+        return present
 
     def _tables(self, size: int) -> Iterator[pyarrow.Table]:
         """Yield the rows as they come; of single files `size` at a time."""

@@ -89,7 +89,8 @@ def test_lists_and_dicts_of_json_keep_their_types_and_a_dot_names_a_key(tmp_path
     assert found[1] == {"chat": rows[1]["messages"], "source": "yes", "target": "da", "score": 2.0}
     assert refusal(both("rows.json"), {"source": "translation.fr"}) == snapshot(
         "rows.json: there is no column 'translation.fr' for data.columns.source; the columns are messages,"
-        " translation.en, translation.ro, score; did you mean 'translation.ro'?"
+        " translation.en, translation.ro, score; did you mean 'translation.ro'?; next: data.columns.source=NAME"
+        " for the one that it is"
     )
 
 

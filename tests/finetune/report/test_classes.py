@@ -67,6 +67,14 @@ def test_names_with_dollars_and_of_any_length_are_drawn(drawn: list[Any]) -> Non
     assert not any(label.get_parse_math() for label in labels)
 
 
+def test_long_names_that_begin_alike_stay_apart(drawn: list[Any]) -> None:
+    names = [f"many questions about the {what}" for what in ("bill", "delivery")]
+    pictures.confusion(rows_of([(names[0], names[1])]), names)
+    assert [label.get_text() for label in drawn[0].get_yticklabels()] == snapshot(
+        ["many questio…ut the bill", "many questio…he delivery"]
+    )
+
+
 def test_values_lie_over_their_truths(drawn: list[Any]) -> None:
     png = pictures.scatter(rows_of([(0.0, 0.5), (1.0, 1.5), (5.0, 4.0)]))["values.png"]
     assert png.startswith(b"\x89PNG")
@@ -89,6 +97,19 @@ def test_true_boxes_are_drawn_above_the_predicted_ones_in_the_colours_of_their_c
     assert [patch.get_facecolor() for patch in legend.get_patches()] == colours
     assert [axes.texts[0].get_text() for axes in drawn] == ["", "0.90"]
     assert [tuple(axes.images[0].get_extent()) for axes in drawn] == [(0, 48, 40, 0)] * 2
+
+
+@pytest.mark.parametrize("name", ["a long name of a class, with number", "名" * 40, "a"])
+@pytest.mark.usefixtures("rendered")
+def test_the_legend_of_many_classes_is_on_the_page(drawn: list[Any], name: str) -> None:
+    scene = Image.new("RGB", (48, 40))
+    pictures.boxes([(scene, [(f"{name} {number}", "", 1, 2, 10, 20) for number in range(40)], [])] * 2)
+    figure = drawn[0].figure
+    legend = figure.legends[0].get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.x1
+    assert legend.y0 >= 0
+    assert drawn[0].get_window_extent().height > 0.1 * figure.bbox.height
 
 
 @pytest.mark.parametrize("classes_named", [3, 40])

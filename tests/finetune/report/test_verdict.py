@@ -14,6 +14,7 @@ from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.report.predictions import Written, only_answer
 from hf_mps.finetune.report.results import doubt
 from hf_mps.finetune.run.record import closing_table
+from hf_mps.metrics import Baseline
 from tests.finetune.records import a_record
 
 
@@ -63,6 +64,14 @@ NO_BETTER = snapshot(
         ),
         ({"metrics": {"f1": 0.81}}, None, NO_BETTER),
         ({"metrics": {"f1": 0.81004}}, None, NO_BETTER),  # which is shown as 0.8100 too
+        (
+            {"metrics": {"f1": 1.0}, "baseline": Baseline("always answers 1", {"f1": 1.0})},
+            None,
+            snapshot(
+                "f1 1.0000 is no better than the baseline (1.0000), which always answers 1; next: validation rows that"
+                " the baseline gets wrong"
+            ),
+        ),
         (
             {"log_history": scores(0.9, 0.8821)},
             None,

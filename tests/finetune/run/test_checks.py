@@ -64,7 +64,8 @@ REFUSED = {
     ),
     "data.files.train=train.csv data.columns.text=frist": (
         "train.csv: there is no column 'frist' for data.columns.text; the columns are first, second, label; did you"
-        " mean 'first'?, or data.header=false where the first line is a row"
+        " mean 'first'?; next: data.columns.text=NAME for the one that it is, or data.header=false where the first"
+        " line is a row"
     ),
     "data.hub=nobody/nothing": (
         "data nobody/nothing train is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"

@@ -191,6 +191,14 @@ def test_images_are_told_by_what_is_in_them(tmp_path: Path) -> None:
     assert digest("1.png", "2.png") != before
 
 
+def test_rows_without_images_between_others_have_a_digest(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(b"one")
+    rows = [
+        Rows(Dataset.from_list([{"images": ["1.png"]}, {"images": none}]), "a", folder=tmp_path) for none in ([], None)
+    ]
+    assert run_dir.digest_rows({"a": rows[0]}) == run_dir.digest_rows({"a": rows[1]})
+
+
 def test_bytes_and_nested_columns_have_a_digest(tmp_path: Path) -> None:
 
     rows = [

@@ -121,10 +121,14 @@ def test_precision_and_checkpointing_are_not_turned_on_by_themselves(tmp_path: P
     [
         {"prompt": "Is the ball red?", "chosen": "Yes", "rejected": "No"},
         {"prompt": [ASKED], "chosen": {"from": "gpt", "value": "Yes"}, "rejected": {"from": "gpt", "value": "No"}},
-        {
-            "chosen": [ASKED, {"role": "assistant", "content": "Yes"}],
-            "rejected": [ASKED, {"role": "assistant", "content": "No"}],
-        },
+        *(
+            {
+                **prompt,
+                "chosen": [ASKED, {"role": "assistant", "content": "Yes"}],
+                "rejected": [ASKED, {"role": "assistant", "content": "No"}],
+            }
+            for prompt in ({}, {"prompt": ASKED["content"]})  # UltraFeedback's rows have it twice
+        ),
     ],
 )
 def test_every_usual_shape_of_a_pair_is_read(row: dict[str, Any]) -> None:
@@ -141,8 +145,18 @@ def test_every_usual_shape_of_a_pair_is_read(row: dict[str, Any]) -> None:
         ),
         (
             {"chosen": [ASKED, {"role": "assistant", "content": "Yes"}], "rejected": "No"},
-            "has answers to two different prompts",
+            "has answers to two different prompts; allowed: two answers to one",
         ),
+        (
+            {
+                "prompt": "Is it big?",
+                "chosen": [ASKED, {"role": "assistant", "content": "Yes"}],
+                "rejected": [ASKED, {"role": "assistant", "content": "No"}],
+            },
+            "has a prompt that its answers do not begin with; next: data.columns.prompt=null",
+        ),
+        ({"prompt": "Hi", "chosen": "Yes", "rejected": None}, "has no rejected answer; allowed: a text, or messages"),
+        ({"prompt": "Hi", "chosen": 1, "rejected": 0}, "has a int for its chosen answer; allowed: a text, or messages"),
         (
             {"prompt": "Hi", "chosen": [ASKED], "rejected": "No"},
             "has a chosen answer whose last words are the user's, not the assistant's",
@@ -153,6 +167,15 @@ def test_a_row_that_is_no_pair_is_refused(row: dict[str, Any], problem: str) -> 
     with pytest.raises(chat.ConversationError) as raised:
         conversation(row)
     assert str(raised.value) == problem
+
+
+def test_equal_answers_are_told_of(qwen3: str, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}?", "chosen": "Yes", "rejected": "No" if n else "Yes"} for n in range(4)]
+    place = str(tiny.write_jsonl(tmp_path / "rows.jsonl", rows))
+    data = {"files": {"train": place, "validation": place}, "columns": {"prompt": "prompt"}}
+    told = "rows.jsonl: 1 of 4 pairs have two equal answers, which no reward can tell apart; next: leave them out"
+    with pytest.warns(UserWarning, match=told):
+        builders.prepare(task="dpo", model=qwen3, data=data, max_length=100, lora={})
 
 
 @pytest.mark.parametrize("task", ["dpo", "grpo"])

@@ -193,7 +193,26 @@ def test_a_row_is_cut_before_an_image_and_left_out_without_an_answer(smol: str, 
     [
         (
             {"images": ["0.png"], "messages": [{"role": "user", "content": "<image><image>"}]},
-            "row 2 has 1 images and places for 2 in its messages; allowed: one for each",
+            "row 2 has 1 image and places for 2 in its messages; allowed: one for each",
+        ),
+        (
+            {"images": ["0.png"], "messages": [{"role": "user", "content": [{"type": "image", "path": "1.png"}]}]},
+            "row 2 holds an image part with 'path'; allowed: {type: image}, its file in the images' column",
+        ),
+        (
+            {
+                "images": ["0.png"],
+                "messages": [
+                    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "an <image>?"}]},
+                    {"role": "assistant", "content": "Red."},
+                ],
+            },
+            "row 2 has <image>, the model's word for an image, in its text; allowed: texts without it, and images in"
+            " their column",
+        ),
+        (
+            {"images": ["https://example.org/0.png"], "messages": [{"role": "user", "content": "Hello"}]},
+            "row 2: images: https://example.org/0.png is an address; allowed: the path of a file here",
         ),
         (
             {"images": ["0.png"], "messages": [{"role": "user", "content": [{"type": "video", "text": None}]}]},
@@ -234,6 +253,26 @@ def test_half_a_shape_is_refused(smol: str, tmp_path: Path, columns: dict[str, s
     data = {"files": {"train": "a.csv", "validation": "b.csv"}, "columns": columns}
     with pytest.raises(UserError, match=problem):
         builders.recipe(task="image-text", model=smol, data=data)
+
+
+def test_a_column_that_no_recipe_names_is_not_offered_to_be_left_out(smol: str, tmp_path: Path) -> None:
+    said = [{"role": "user", "content": ASKED}, {"role": "assistant", "content": "Red."}]
+    data = asked(tmp_path, [{"photo": "0.png", "messages": said}], messages="messages")
+    assert refusal(builders.prepare, task="image-text", model=smol, data=data).endswith(
+        "there is no column 'images' for data.columns.images; the columns are photo, messages; next:"
+        " data.columns.images=NAME for the one that it is, or, for rows of another form, data.columns.image,"
+        " data.columns.question, data.columns.answer"
+    )
+
+
+def test_a_folder_of_images_with_captions_is_read(smol: str, tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        (tmp_path / split).mkdir()
+        named = [{"file_name": photo(tmp_path / split, number, "red"), "caption": "A red one."} for number in range(2)]
+        tiny.write_jsonl(tmp_path / split / "metadata.jsonl", named)
+    data = {"folder": str(tmp_path), "columns": {"answer": "caption"}}
+    prepared = builders.prepare(task="image-text", model=smol, data=data, prompt="Describe.")
+    assert [len(prepared.train), prepared.train[0]["pixel_values"].ndim] == [2, 5]
 
 
 def test_a_model_without_eyes_is_refused(tmp_path: Path) -> None:

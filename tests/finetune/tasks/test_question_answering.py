@@ -16,10 +16,11 @@ from transformers import AutoTokenizer
 from hf_mps.core.errors import UserError
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.models.checkpoint import Checkpoint
+from hf_mps.finetune.recipe.resolve import load_recipe
 from hf_mps.finetune.tasks.question_answering import QuestionAnswering, Recipe, refuse_other_than_squads
 from hf_mps.finetune.text.windows import NOWHERE, token_span
 from hf_mps.metrics import squad
-from tests.finetune import tiny
+from tests.finetune import builders, tiny
 from tests.finetune.run_files import predictions, results
 from tests.finetune.tiny import Command
 
@@ -145,6 +146,16 @@ def test_squads_own_format_is_read_and_a_texts_questions_stay_together(asking: P
             "train.jsonl: row 1: the text at answer_start 0 is 'the ', not 'bird'; allowed: the answer's place,"
             " in characters from 0",
         ),
+        (
+            {"answers": {"text": [""], "answer_start": [0]}},
+            "seed=1",
+            "train.jsonl: row 1 has an empty answer; allowed: a text, or an empty list where there is none",
+        ),
+        (
+            {"answers": {"text": ["cat"], "answer_start": [4, 8]}},
+            "seed=1",
+            "train.jsonl: row 1 has 1 answer and 2 in answer_start; allowed: a place for each",
+        ),
         ({"question": None}, "seed=1", "train.jsonl: row 1 has no question; allowed: a text in every row"),
         (
             {"question": "the " * 20},
@@ -211,8 +222,28 @@ def test_a_long_text_is_cut_into_windows_that_overlap_and_know_where_the_answer_
     assert set(made["row"]) == {0}
 
 
-def test_answers_may_be_a_list_of_dicts_as_in_squads_files(cut: QuestionAnswering) -> None:
-    row = {"context": "the cat is good", "question": "good", "answers": [{"text": "cat", "answer_start": 4}]}
+def test_squads_recipe_measures_rows_without_an_answer_as_squad_2_does(asking: Path) -> None:
+    lines = rows(12)
+    lines[0] |= {"answers": {"text": [], "answer_start": []}}
+    place = str(tiny.write_jsonl(asking / "train.jsonl", lines))
+    said: dict[str, Any] = {"task": "question-answering", "model": str(asking / "model")}
+    said |= {"metrics": load_recipe("question-answering/squad").recipe.metrics, "doc_stride": 4, "max_length": 24}
+    prepared = builders.prepare(**said, data={"files": {"train": place, "validation": place}})
+    assert prepared.metrics.names == ("squad_v2",)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [{"text": "cat", "answer_start": 4}],
+        {"text": "cat", "answer_start": 4},
+        {"text": [" cat "], "answer_start": [3]},
+    ],
+)
+def test_answers_may_be_a_list_of_dicts_as_in_squads_files_or_one_and_have_blanks_at_their_ends(
+    cut: QuestionAnswering, answers: Any
+) -> None:
+    row = {"context": "the cat is good", "question": "good", "answers": answers}
     lines = dataset([row])
     refuse_other_than_squads(lines)
     made = cut.inputs(lines)
@@ -221,9 +252,10 @@ def test_answers_may_be_a_list_of_dicts_as_in_squads_files(cut: QuestionAnswerin
     assert one["starts"][one["start_positions"]] == 4
 
 
-def test_another_answers_column_is_refused() -> None:
+@pytest.mark.parametrize("answers", ["c", {"text": [1942], "answer_start": [0]}])
+def test_another_answers_column_is_refused(answers: Any) -> None:
     with pytest.raises(UserError, match=r"^here: data.columns.answers names a column of .*; allowed: SQuAD's"):
-        refuse_other_than_squads(dataset([{"context": "a", "question": "b", "answers": "c"}]))
+        refuse_other_than_squads(dataset([{"context": "a", "question": "b", "answers": answers}]))
 
 
 def test_an_answer_that_begins_or_ends_inside_a_token_takes_the_whole_token() -> None:

@@ -142,6 +142,8 @@ def test_rows_that_are_too_long_are_left_out_and_told_of(hearing: Path, finetune
     texts = [json.loads(line)["text"] for line in (hearing / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     assert left["value"] == f"{sum(len(text) > 7 for text in texts)} training rows"
     assert left["reason"] == snapshot("longer than 0.75 seconds")
+    one = speech_recognition.left_out({"training": {"too long": 1}, "validation": {"too long": 0}})
+    assert one["left_out"].value == "1 training row"
     assert finetune("my.yaml", "max_duration_in_seconds=0.1").refused() == snapshot(
         "train.jsonl: each row is longer than max_duration_in_seconds, 0.1; allowed: 0.7 or more"
     )
@@ -154,8 +156,8 @@ def test_rows_that_are_too_long_are_left_out_and_told_of(hearing: Path, finetune
         ({"audio": "none.wav"}, "train.jsonl: row 1: audio: none.wav: there is no such file"),
         (
             {"audio": "my.yaml"},
-            "train.jsonl: row 1: audio is no sound that can be read: Format not recognised; allowed: wav, flac, ogg,"
-            " mp3",
+            "train.jsonl: row 1: audio my.yaml is no sound that can be read: Format not recognised; allowed: wav, flac,"
+            " ogg, mp3",
         ),
     ],
 )

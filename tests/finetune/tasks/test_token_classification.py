@@ -96,6 +96,27 @@ def test_tags_of_single_words_are_measured_by_word(tagging: Path, finetune: Comm
     )
 
 
+def test_tags_of_bilou_count_names_and_the_cards_pipeline_does_not_join_them(tagging: Path, finetune: Command) -> None:
+    as_bilou = {'"B-PLACE"': '"U-PLACE"', '"I-ANIMAL"': '"L-ANIMAL"'}
+    for name in ("train", "dev"):
+        path = tagging / f"{name}.jsonl"
+        text = path.read_text(encoding="utf-8")
+        for tag, other in as_bilou.items():
+            text = text.replace(tag, other)
+        path.write_text(text, encoding="utf-8")
+    finetune("my.yaml", "training.max_steps=1").finished()
+    assert results(tagging / "runs/my")["main_metric"] == "overall_f1"
+    assert "aggregation_strategy" not in (tagging / "runs/my/README.md").read_text(encoding="utf-8")
+
+
+def test_a_tag_of_minus_100_is_doubted(tagging: Path, finetune: Command) -> None:
+    numbers = {"O": -100, "B-ANIMAL": 1, "I-ANIMAL": 2, "B-PLACE": 3}
+    made = [{**row, "ner_tags": [numbers[tag] for tag in row["ner_tags"]]} for row in rows(48)]
+    for name in ("train", "dev"):
+        tiny.write_jsonl(tagging / f"{name}.jsonl", made)
+    assert "'-100' is a class, and often means a gap" in finetune("my.yaml", "--plan").out
+
+
 def test_a_tag_stands_at_its_words_first_token_and_nowhere_else() -> None:
     # [CLS] Wash ##ing ##ton is . [SEP]
     assert token_classification.align([None, 0, 0, 0, 1, 2, None], [3, 0, 0]) == [-100, 3, -100, -100, 0, 0, -100]
@@ -167,8 +188,13 @@ def test_a_column_that_holds_no_lists_is_refused(tagging: Path, finetune: Comman
     assert finetune(
         "my.yaml", "data.files={train: train.csv, validation: dev.csv}", "data.columns={words: first, tags: label}"
     ).refused() == snapshot(
-        "train.csv: data.columns.words names a column of type string; allowed: a list of words in each row,"
-        " as JSON and Parquet have them"
+        "train.csv: data.columns.words names a column of type string; allowed: a list in each row, as JSON and"
+        " Parquet have them, all of texts"
+    )
+    tiny.write_jsonl(tagging / "train.jsonl", [{**row, "ner_tags": [0.0] * len(row["tokens"])} for row in rows(8)])
+    assert finetune("my.yaml").refused() == snapshot(
+        "train.jsonl: data.columns.tags names a column of type lists of float64; allowed: a list in each row, as JSON"
+        " and Parquet have them, all of texts, or all of whole numbers"
     )
 
 

@@ -287,6 +287,18 @@ def test_the_device_and_the_reasons_stand_on_stderr(pairs: Kept, command: Comman
     assert lines[-1].startswith(f"hf-mps: {len(pairs.predictions)} rows answered in ")
 
 
+def test_squads_own_format_is_known_by_its_beginning(kept: Made, command: Command, tmp_path: Path) -> None:
+    run = kept("question-answering")
+    plain = read_csv(command("predict", run.folder, run.rows).out)
+    paragraphs = [{"context": row["context"], "qas": [{"question": row["question"]}]} for row in rows_of(run)]
+    squad = tmp_path / "squad.json"
+    squad.write_text(json.dumps({"data": [{"title": "a", "paragraphs": paragraphs}]}), encoding="utf-8")
+    answers = read_csv(command("predict", run.folder, squad).out)
+    assert [answer["prediction"] for answer in answers] == [answer["prediction"] for answer in plain]
+    field = "data.field=data.paragraphs.qas"  # as the recipe of a run on such a file has it
+    assert read_csv(command("predict", run.folder, run.rows, field).out) == plain
+
+
 def test_embeddings_are_given_for_texts_alone_and_cosines_for_pairs(kept: Made, command: Command) -> None:
     import numpy
 
@@ -304,6 +316,14 @@ def test_a_preference_model_answers_prompts_too(kept: Made, command: Command, tm
     (answer,) = read_csv(command("predict", run.folder, file).out)
     assert answer["prompt"] == "user: Say it in other words: The film felt warm."
     assert set(answer) == {"prompt", "generated"}
+    other = tiny.write_jsonl(tmp_path / "other.jsonl", [{"question": "Is it warm?", "good": "Yes.", "bad": "No."}])
+    ended = command("predict", run.folder, other)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.splitlines()[-1].rpartition("other.jsonl: ")[2] == snapshot(
+        "there is none of the columns prompt, chosen, rejected; the columns are question, good, bad; next:"
+        " data.prompt=NAME for the one that it is"
+    )
+    assert command("predict", run.folder, other, "data.prompt=question").code == 0
 
 
 @pytest.mark.parametrize(
