@@ -59,7 +59,8 @@ def scaled(base: Mapping[Key, Peak], more: Sequence[tuple[Mapping[Key, Peak], in
             parts.update(of_all(base[at].parts, [(each[at].parts, lacks - (each is trace)) for each, lacks in more]))
             parts.subtract(base[at].parts)
             made[key] = Peak(sum(parts.values()), dict(parts), one.where)
-    return made
+    # Less than nothing is of a moment outside of modules, which is at another layer in another trace.
+    return {key: one for key, one in made.items() if min(one.parts.values(), default=0) >= 0}
 
 
 def highest(moments: Iterable[Peak]) -> Peak:
