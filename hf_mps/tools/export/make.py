@@ -48,15 +48,16 @@ def named(name: str) -> Format:
     return FORMATS[name]
 
 
-def refuse_task(form: Format, task: str, who: str) -> None:
-    """Raise UserError where the format does not hold the model of `task`; `who` names that model."""
+def refuse_task(form: Format, task: str, where: str) -> None:
+    """Raise UserError where the format does not hold the model of `task`, which is saved at `where`."""
     shape = tasks.find(task).shape
     if shape not in form.shapes:
         held = ", ".join(kind.name for kind in tasks.every() if kind.shape in form.shapes)
         holding = [other.name for other in FORMATS.values() if shape in other.shapes]
         others = "".join(f", or {other}" for other in holding[1:])
-        instead = f"hf-mps export {holding[0]} RUN OUT{others}" if holding else "hf-mps push RUN OWNER/NAME"
-        problem = f"{who} is a model for {task}, which export {form.name} cannot hold"
+        saved = shlex.quote(where)
+        instead = f"hf-mps export {holding[0]} {saved} OUT{others}" if holding else f"hf-mps push {saved} OWNER/NAME"
+        problem = f"{where} is a model for {task}, which export {form.name} cannot hold"
         raise UserError(f"{problem}; allowed: {held}; next: {instead}")
 
 

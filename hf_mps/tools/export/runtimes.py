@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -70,7 +71,7 @@ class GGUF(Format):
         if unknown is not None:
             name = unknown.group(1) or unknown.group(2)
             problem = f"{job.saved.where}: llama.cpp's converter does not know {name}"
-            raise UserError(f"{problem}; next: hf-mps export mlx RUN OUT")
+            raise UserError(f"{problem}; next: hf-mps export mlx {shlex.quote(job.saved.where)} OUT")
         errors = [line for line in lines if "Error" in line] or lines or [f"exit code {done.returncode}"]
         raise RunError(f"llama.cpp's converter failed: {errors[-1]}; nothing was written")
 
@@ -140,7 +141,9 @@ class MLX(Format):
             _get_classes(config)
         except ValueError as error:
             lacks = f"mlx-lm {metadata.version('mlx-lm')} has no model of the type {config.get('model_type')}"
-            raise UserError(f"{saved.where}: {lacks}; next: hf-mps export merged RUN OUT") from error
+            raise UserError(
+                f"{saved.where}: {lacks}; next: hf-mps export merged {shlex.quote(saved.where)} OUT"
+            ) from error
 
     def write(self, job: Job, folder: Path) -> None:
         """Let mlx-lm write `folder`: weights, configuration and tokenizer."""
@@ -293,7 +296,8 @@ class CoreML(Format):
         except (NotImplementedError, ValueError, RuntimeError, TypeError, KeyError) as error:
             raise UserError(
                 f"{job.saved.where}: coremltools {coremltools.__version__} does not convert"
-                f" {type(model).__name__}: {summary(error)}; next: hf-mps export onnx RUN OUT"
+                f" {type(model).__name__}: {summary(error)};"
+                f" next: hf-mps export onnx {shlex.quote(job.saved.where)} OUT"
             ) from error
         folder.mkdir()
         converted.save(str(folder / PACKAGE))

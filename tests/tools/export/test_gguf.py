@@ -66,7 +66,8 @@ def test_an_architecture_that_llama_cpp_does_not_know_is_misuse(hf_mps: Run, sto
     AutoTokenizer.from_pretrained(stories).save_pretrained(tmp_path / "other")
     ended = hf_mps("export", "gguf", tmp_path / "other", tmp_path / "out", "--converter", OURS)
     assert ended.code == 2
-    assert "llama.cpp's converter does not know XGLMForCausalLM; next: hf-mps export mlx RUN OUT\n" in ended.err
+    way_on = f"next: hf-mps export mlx {tmp_path / 'other'} OUT"
+    assert f"llama.cpp's converter does not know XGLMForCausalLM; {way_on}\n" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 

@@ -55,5 +55,5 @@ def test_an_architecture_that_mlx_lm_does_not_have_is_refused(hf_mps: Run, stori
     AutoTokenizer.from_pretrained(stories).save_pretrained(tmp_path / "bloom")
     ended = hf_mps("export", "mlx", tmp_path / "bloom", tmp_path / "out")
     assert ended.code == 2
-    assert "has no model of the type bloom; next: hf-mps export merged RUN OUT\n" in ended.err
+    assert f"has no model of the type bloom; next: hf-mps export merged {tmp_path / 'bloom'} OUT\n" in ended.err
     assert [path.name for path in tmp_path.iterdir()] == ["bloom"]

@@ -45,13 +45,13 @@ def desk(classifier: Path, stories: Path, tmp_path: Path, monkeypatch: pytest.Mo
         (
             "mlx sorter out",
             "sorter is a model for text-classification, which export mlx cannot hold; allowed: causal-lm, distill,"
-            " dpo, grpo, kto, orpo, sft; next: hf-mps export merged RUN OUT, or coreml, or onnx",
+            " dpo, grpo, kto, orpo, sft; next: hf-mps export merged sorter OUT, or coreml, or onnx",
         ),
         (
             "coreml stories out",
             "stories is a model for causal-lm, which export coreml cannot hold; allowed: masked-lm,"
-            " question-answering, text-classification, token-classification; next: hf-mps export merged RUN OUT, or"
-            " gguf, or mlx, or onnx",
+            " question-answering, text-classification, token-classification; next: hf-mps export merged stories OUT,"
+            " or gguf, or mlx, or onnx",
         ),
         ("merged taken out", "taken: the folder holds no model; allowed: a run's folder, or one that save_pretrained"),
     ],
