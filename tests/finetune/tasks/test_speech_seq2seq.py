@@ -12,6 +12,7 @@ from inline_snapshot import snapshot
 from transformers import AutoTokenizer, pipeline
 
 from hf_mps.cli.main import main
+from hf_mps.core.text import counted
 from hf_mps.finetune.data import load
 from hf_mps.finetune.media import audio
 from hf_mps.finetune.models import checkpoint
@@ -118,7 +119,8 @@ def test_rows_that_are_too_long_take_no_part_and_are_told_of(hearing: Path, fine
     for name in ("train", "dev"):
         lines = (hearing / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
         counts.append(sum(len(json.loads(line)["text"]) > 7 for line in lines))
-    assert left["value"] == f"{counts[0]} training rows, {counts[1]} validation rows"
+    told = (counted(count, f"{split} row") for count, split in zip(counts, ("training", "validation"), strict=True))
+    assert left["value"] == ", ".join(told)
     assert left["reason"] == snapshot("longer than 0.75 seconds")
     assert len(predictions(hearing / "runs/my")) == 8 - counts[1]
 
