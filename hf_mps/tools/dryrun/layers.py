@@ -9,10 +9,11 @@ in one (`config.layer_types`).
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 
+from hf_mps.core.extras import unheard
 from hf_mps.metal.operators.launch_class import Call, Operand
 
 LEAST = 6
@@ -115,11 +117,10 @@ def told(work: Callable[[Cut | None], Told], shorter: Cut | None) -> Told:
     XLM goes through its lists by `n_layers`, layers of Gemma 3n share what others have made, and DPT's neck takes what
     four layers return.
     """
-    try:
-        return work(shorter)
-    except Exception:  # what is no fault of the cut comes again
-        if shorter is None:
-            raise
+    if shorter is not None:
+        # What is no fault of the cut comes again. torch logs a traceback before it raises.
+        with suppress(Exception), unheard("torch._subclasses.fake_tensor", logging.CRITICAL):
+            return work(shorter)
     return work(None)
 
 

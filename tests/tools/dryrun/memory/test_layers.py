@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,25 @@ def test_an_audit_of_a_few_layers_finds_the_calls_and_the_launches_of_all(
     whole = audit(target)
     assert {each.operator: each.calls for each in told.entries} == {each.operator: each.calls for each in whole.entries}
     assert told.launches.values() == whole.launches.values()  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_short_trace_that_fails_logs_nothing(tmp_path: Path) -> None:
+    """Jamba's model computes the kind of each number from the configuration, and gives a layer another one's mask."""
+    experts = {"num_experts": 2, "attn_layer_period": 4, "attn_layer_offset": 2, "num_hidden_layers": 32}
+    AutoConfig.for_model(**SMALL | experts | {"model_type": "jamba"}).save_pretrained(tmp_path)
+    target = resolve_target(str(tmp_path), ["training.per_device_train_batch_size=2"], "causal-lm")
+    said, logger = list[logging.LogRecord](), logging.getLogger("torch._subclasses.fake_tensor")
+    handler = logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        with prepare.weightless(target) as parts:
+            assert layers.cut(parts.prepared.model) is not None
+            Tracer(parts, metal_device(), 16)()
+    finally:
+        logger.removeHandler(handler)
+    assert said == []
 
 
 @pytest.mark.slow
