@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, *, program: str = "hf-mps") -> int:
         except typer.Abort as stop:  # what its questions make of a Ctrl-C
             raise KeyboardInterrupt from stop
 
-    with unheard(), notices.redirected(notices.on_stderr):
+    with unheard("bitsandbytes"), notices.redirected(notices.on_stderr):
         return run_command(verb, debug="--debug" in words) or sum(codes)
 
 

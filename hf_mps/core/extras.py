@@ -15,11 +15,11 @@ INSTALL_SOURCES = shlex.join(["pip", "install", "-e", str(SOURCES)])
 
 
 @contextmanager
-def unheard(library: str = "bitsandbytes", level: int = logging.ERROR) -> Iterator[None]:
+def unheard(library: str, level: int = logging.ERROR) -> Iterator[None]:
     """Let the logger of that name say what is of this level or above alone, by default errors.
 
-    When peft imports bitsandbytes, wherever that is installed, it warns that the package `kernels` is missing, whose
-    kernel for x86 it would fetch.
+    bitsandbytes warns at its import, which peft makes wherever it is installed, that the package `kernels` is missing,
+    whose kernel for x86 it would fetch.
     """
     logger = logging.getLogger(library)
     before = logger.level

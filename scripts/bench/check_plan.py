@@ -1,6 +1,6 @@
 """How near the planned memory peak comes to the one that the simulated device measures, for models and settings.
 
-    HF_MPS_SIMULATE=1 python scripts/bench/check_plan.py [--within 0.02]
+    HF_MPS_SIMULATE=1 python scripts/bench/check_plan.py [--within 0.01]
     HF_MPS_SIMULATE=1 python scripts/bench/check_plan.py --layers [NAME …]
 
 Each row plans a step from fake tensors, then takes the same steps with random weights and asks the device for its peak.
@@ -115,13 +115,17 @@ SUMMARIZE = ("summarization", "columns: {source: document, target: summary}")
 
 
 class Pair(NamedTuple):
-    """A model, its task (with the columns of its data), the rows and tokens of a batch, and the overrides."""
+    """A model, its task (with the columns of its data), the rows and tokens of a batch, and the overrides.
+
+    `within` is what is allowed of this one, where that is more than of the others.
+    """
 
     model: str
     task: tuple[str, str]
     rows: int
     length: int | None
     overrides: tuple[str, ...] = ()
+    within: float = 0.0
 
 
 CHECKPOINTING, BF16 = (override.word for override in of_values(fit.CHECKPOINTING | fit.BF16).values())
@@ -168,8 +172,9 @@ PAIRS = (
     Pair("llama-wide", CONTINUE, 1, 16, (LORA,)),
     Pair("llama-wide", CONTINUE, 1, 16, (LORA, "training.optim=adamw_torch")),
     *(
-        Pair(name, CONTINUE, rows, length, settings)
-        for name in ("gpt2-deep", "gemma3-deep", "zamba-deep")
+        Pair(name, CONTINUE, rows, length, settings, within)
+        # Zamba's plans are up to 2 % above, in a trace of all its layers too.
+        for name, within in (("gpt2-deep", 0.0), ("gemma3-deep", 0.0), ("zamba-deep", 0.02))
         for rows, length, settings in ((1, 16, ()), (4, 128, (CHECKPOINTING,)), (2, 64, (LORA,)))
     ),
 )
@@ -178,7 +183,7 @@ PAIRS = (
 def main() -> int:
     """Print the table and return the exit code."""
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--within", type=float, default=0.02)
+    arguments.add_argument("--within", type=float, default=0.01)
     arguments.add_argument("--layers", nargs="*", metavar="NAME")
     asked = arguments.parse_args()
     if asked.layers is not None:
@@ -192,21 +197,22 @@ def main() -> int:
     guards.get("large-k").verdict()  # its trial takes 83 MB, once in a process: no part of a step
     print(measured_on.line())
     warnings.simplefilter("ignore")
-    worst = 0.0
+    worst, beyond = 0.0, 0
     print(f"{'model':<11} {'task':<20} {'rows':>4} {'tokens':>6} {'planned':>9} {'measured':>9} {'off':>6}  settings")
     with tempfile.TemporaryDirectory() as folder:
         for pair in PAIRS:
             planned, measured = both(pair, Path(folder), device)
             off = planned / measured - 1
             worst = max(worst, abs(off))
+            beyond += abs(off) > max(asked.within, pair.within)
             settings = " ".join(pair.overrides).replace("training.", "")
             print(
                 f"{pair.model:<11} {pair.task[0]:<20} {pair.rows:>4} {pair.length or '':>6} {planned / 2**20:>5.0f} MiB"
                 f" {measured / 2**20:>5.0f} MiB {off:>+6.2%}  {settings}",
                 flush=True,
             )
-    print(f"\n{len(PAIRS)} pairs, the furthest {worst:.2%} off; allowed {asked.within:.1%}")
-    return int(worst > asked.within)
+    print(f"\n{len(PAIRS)} pairs, the furthest {worst:.2%} off; {beyond} further off than allowed")
+    return int(beyond > 0)
 
 
 def by_layers(names: Sequence[str], within: float) -> int:
@@ -220,8 +226,6 @@ def by_layers(names: Sequence[str], within: float) -> int:
     from hf_mps.tools.dryrun.memory import plan
     from hf_mps.tools.dryrun.resolve import resolve_target
 
-    transformers.logging.set_verbosity_error()
-    warnings.simplefilter("ignore")
     metal_device()
     sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
     import architectures
@@ -232,7 +236,7 @@ def by_layers(names: Sequence[str], within: float) -> int:
     for name, row in architectures.table().items():
         if not row.works or (names and name not in names):
             continue
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, architectures.quiet():
             try:
                 config = transformers.AutoConfig.for_model(name)
                 with torch.device("meta"):
@@ -251,8 +255,8 @@ def by_layers(names: Sequence[str], within: float) -> int:
         found.append(planned / whole - 1)
         print(f"{name:<24} {planned / 2**20:>10.0f} MiB {whole / 2**20:>10.0f} MiB {found[-1]:>+7.2%}", flush=True)
     near = sum(abs(off) < 0.0001 for off in found)
-    print(f"\n{len(found)} architectures, {near} within 0.01%, the furthest {max(found, key=abs):+.2%} off")
-    return int(max(map(abs, found)) > within)
+    print(f"\n{len(found)} architectures, {near} within 0.01%, the furthest {max(found, key=abs, default=0):+.2%} off")
+    return int(max(map(abs, found), default=0) > within)
 
 
 def both(pair: Pair, folder: Path, device: Any) -> tuple[int, int]:

@@ -44,7 +44,8 @@ def samples(rows: Rows, index: int, rate: int) -> int:
     """Return the number of samples that `read` will return for one row, from the file's header. Raises UserError as
     `read`.
     """
-    with _opened(rows, index) as sound:
+    sound, _ = _opened(rows, index)
+    with sound:
         frames: int = sound.frames
         return -(-frames * rate // int(sound.samplerate))
 
@@ -56,8 +57,8 @@ def read(rows: Rows, index: int, rate: int) -> Any:
     file that is missing, is no sound that libsndfile reads, is cut off or empty, holds NaN, or has a rate outside of
     RATES.
     """
-    where = _place(rows, index)
-    with _opened(rows, index) as sound:
+    sound, where = _opened(rows, index)
+    with sound:
         try:
             channels = sound.read(dtype="float32", always_2d=True)
         except (RuntimeError, ValueError) as error:  # soundfile's own is a RuntimeError
@@ -95,16 +96,14 @@ class Wav(wave.Wave_read):
         return samples.astype(dtype).reshape(-1, self.getnchannels())
 
 
-def _place(rows: Rows, index: int) -> str:
-    """Return where a person finds a row's sound, with the name of its file where the data say it."""
+def _opened(rows: Rows, index: int) -> tuple[Any, str]:
+    """Open a row's sound with soundfile, or with `Wav` where that is absent. Raises UserError for anything else.
+
+    Also returns where a person finds it, with the name of its file where the data say it.
+    """
     value = rows.dataset[index]["audio"]
-    return f"{rows.place(index)}: audio {(value.get('path') if isinstance(value, dict) else value) or ''}".rstrip()
-
-
-def _opened(rows: Rows, index: int) -> Any:
-    """Open a row's sound with soundfile, or with `Wav` where that is absent. Raises UserError for anything else."""
-    content = rows.content_of(rows.dataset[index]["audio"], index, "audio")
-    where = _place(rows, index)
+    content = rows.content_of(value, index, "audio")
+    where = f"{rows.place(index)}: audio {(value.get('path') if isinstance(value, dict) else value) or ''}".rstrip()
     try:
         soundfile = library()
     except UserError:
@@ -134,7 +133,7 @@ def _opened(rows: Rows, index: int) -> Any:
         missing = promised + 8 - len(content) - 1
         if 0 < promised < 2**31 - 256 and missing > 0:
             raise UserError(f"{where} ends {missing:,} bytes before its header says; next: fetch the file again")
-    return sound
+    return sound, where
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def config(kind: Kind, dtype: str) -> Any:
 
     if find_spec("bitsandbytes") is None:
         raise UserError(f"{KEY}: bitsandbytes is not installed; next: {extras.install('quantized')}, or {KEY}=null")
-    with extras.unheard(), errors_only():
+    with extras.unheard("bitsandbytes"), errors_only():
         import bitsandbytes  # noqa: F401
 
         if kind == "int8":

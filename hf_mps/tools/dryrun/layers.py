@@ -90,14 +90,15 @@ def cut(*models: Any) -> Cut | None:
             for number, signature in enumerate(signatures[1:last], 1):
                 between.setdefault(signature, []).append(number)
             # Of layers that share weights two: with the second one gradients are added up.
-            inner = sorted(number for each, of_kind in between.items() for number in of_kind[-2 if each[1] else -1 :])
+            ends = (of_kind[-2 if shared else -1 :] for (_, shared, _), of_kind in between.items())
+            inner = sorted(number for end in ends for number in end)
             if len(inner) + 3 >= count:
                 continue
             base[name] = [0, *inner, last]
             words = {each: INNER_LAYER + (f"-{kind}" if kind else "") for kind, each in enumerate(between)}
             kinds[name] = [FIRST_LAYER, *(words[each] for each in signatures[1:last]), LAST_LAYER]
-            for signature, of_kind in between.items():
-                if signature[1]:  # the moments of two layers are two
+            for (_, shared, _), of_kind in between.items():
+                if shared:  # the moments of two layers are two
                     kinds[name][of_kind[-1]] += "-again"
                 if lacks := sum(number not in inner for number in of_kind):
                     more = further.setdefault(lacks, {})
@@ -148,7 +149,7 @@ def few(kept: Kept, *models: Any) -> Iterator[None]:
                 hook = layer.register_forward_pre_hook(partial(_given, given, first), with_kwargs=True)
                 stack.callback(hook.remove)
         # A step makes its own weights of those it sees: layers left out would share the former ones no more.
-        for module in (module for model in models for module in model.modules()) if kept else ():
+        for module in (module for model in models if kept for module in model.modules()):
             stack.enter_context(patch.dict(module._parameters))
             stack.enter_context(patch.dict(module._buffers))
         yield

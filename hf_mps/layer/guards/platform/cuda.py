@@ -215,7 +215,7 @@ def _lacks(bits: int, paged: bool) -> str:
         # For 32 bits transformers' own words are right: once installed, it trains.
         what = "paged" if paged else "8-bit"
         return f"bitsandbytes is not installed, and has no {what} optimizers for mps" if paged or bits == 8 else ""
-    with extras.unheard():
+    with extras.unheard("bitsandbytes"):
         import bitsandbytes  # noqa: F401
 
     if paged and not _pages():

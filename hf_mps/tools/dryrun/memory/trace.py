@@ -31,7 +31,7 @@ from hf_mps.metal.operators.calls import tensors_of
 from hf_mps.metal.operators.launch_class import Call
 from hf_mps.tools.dryrun import batch, layers, meta_model, prepare
 from hf_mps.tools.dryrun.audit.record import OperatorRecorder
-from hf_mps.tools.dryrun.layers import ADDED, Cut
+from hf_mps.tools.dryrun.layers import ADDED, Cut, Kept
 from hf_mps.tools.dryrun.memory.loops import Loops
 from hf_mps.tools.dryrun.memory.machine import largest
 from hf_mps.tools.dryrun.memory.moments import Peak, folded, highest, scaled
@@ -388,6 +388,15 @@ def followed(
     return memory
 
 
+def _kinds(model: Any, cut: Cut | None, kept: Kept) -> dict[str, str]:
+    """Return each parameter's name with its layer's kind in place of the number: one layer of a kind tells what trains.
+
+    Without a cut each goes by its own name.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    return {name: cut.named(kept, name).replace(ADDED, "") if cut else name for name in names}
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Bytes at the highest moment of a step of `rows` by `length`, in all and by part; `where` it is, in words.
@@ -495,11 +504,12 @@ class Tracer:
             self._cut, self._trained = cut, ()
         with layers.few(cut.base if cut else {}, *models_of(self._parts.prepared)):
             step = self._step(1, rows)
-            names = [name for name, one in step.model.named_parameters() if one.requires_grad]
+            kinds = _kinds(step.model, cut, cut.base if cut else {})
+            trainable = {kinds[name] for name, one in step.model.named_parameters() if one.requires_grad}
         if generates(step.trainer):
             return step, self._of(None, rows, True) or {}
         if taken := not self._trained:  # for granted: most often all train
-            self._trained = {cut.named(cut.base, name) if cut else name for name in names}
+            self._trained = trainable
         if (found := self._of(cut, rows, taken=taken)) is None and cut:
             return self._moments(rows, None)
         return step, found or {}
@@ -519,11 +529,7 @@ class Tracer:
             with layers.few(kept, *models_of(self._parts.prepared)):
                 step = self._step(several if whole else 1, rows)
                 recorders.append(OperatorRecorder(step.tracker))
-                # A layer of each kind tells which of its weights train.
-                kinds = {
-                    name: cut.named(kept, name).replace(ADDED, "") if cut else name
-                    for name, _ in step.model.named_parameters()
-                }
+                kinds = _kinds(step.model, cut, kept)
                 learns = {name for name, kind in kinds.items() if not generating and kind in self._trained}
                 recorder = recorders[-1] if recording else None
                 before = several > 1 and not whole
