@@ -12,6 +12,7 @@ import tempfile
 import wave
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -209,7 +210,6 @@ class SpeechRecognition(SpeechTask[Recipe]):
         kept = {split: list(range(len(counts[split]))) for split in SPLITS}
         kept["train"] = self.short_enough(rows["train"], counts["train"])
         missing = len(counts["train"]) - len(kept["train"])
-        self.choices |= left_out({"training": {f"longer than {recipe.max_duration_in_seconds:g} seconds": missing}})
         hop = getattr(config, "inputs_to_logits_ratio", HOP)
         frames = {split: [-(-counts[split][row] // hop) for row in kept[split]] for split in SPLITS}
         length = audio.durations(recipe, frames["train"], frames["validation"], hop, rate)
@@ -221,6 +221,9 @@ class SpeechRecognition(SpeechTask[Recipe]):
             split: audio.Sounds(rows[split], labels_of[split], kept[split], counts[split], extractor)
             for split in SPLITS
         }
+        reasons = {f"longer than {recipe.max_duration_in_seconds:g} seconds": missing}
+        reasons["more letters than frames"] = self._unaligned(sounds["train"], labels_of["train"])
+        self.choices |= left_out({"training": reasons})
         return self.made(
             splits=sounds,
             collator=length.value.collator(audio.collator(extractor, max(map(len, labels_of["train"])))),
@@ -299,10 +302,28 @@ class SpeechRecognition(SpeechTask[Recipe]):
 
     def _texts(self, sounds: audio.Sounds, letter_ids: Any) -> list[str]:
         """Return the text of each row; `letter_ids` has shape (rows, frames), and padding frames spell nothing."""
-        # The model's own arithmetic of its convolutions, which transformers gives no public name.
-        frames = (int(self.model._get_feat_extract_output_lengths(sounds.counts[row])) for row in sounds.kept)
-        own = [ids[:count] for ids, count in zip(letter_ids, frames, strict=True)]
+        own = [ids[:count] for ids, count in zip(letter_ids, self._frames(sounds), strict=True)]
         return [str(text) for text in self.tokenizer.batch_decode(own)]
+
+    def _frames(self, sounds: audio.Sounds) -> list[int]:
+        import torch
+
+        # The model's own arithmetic of its convolutions, which transformers gives no public name.
+        counts = torch.tensor([sounds.counts[row] for row in sounds.kept])
+        return list(self.model._get_feat_extract_output_lengths(counts).tolist())
+
+    def _unaligned(self, sounds: audio.Sounds, labels_of: Sequence[Sequence[int]]) -> int:
+        """Return how many rows teach nothing: a frame spells one letter, and equal letters need a frame between them.
+
+        Raises UserError where all rows do.
+        """
+        texts = [labels_of[row] for row in sounds.kept]
+        needed = [len(ids) + sum(a == b for a, b in pairwise(ids)) for ids in texts]
+        count = sum(frames < least for frames, least in zip(self._frames(sounds), needed, strict=True))
+        if count == len(texts):
+            told = "each text has more letters than its sound has frames; allowed: sounds that spell their texts"
+            raise UserError(f"{sounds.rows.where}: {told}")
+        return count
 
     def _truths(self, rows: Rows) -> list[str]:
         return list(map(self.clean, rows.dataset["text"]))

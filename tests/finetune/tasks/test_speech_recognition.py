@@ -136,6 +136,23 @@ def test_accumulating_gradients_does_not_multiply_the_loss(hearing: Path, finetu
     assert losses[1] == pytest.approx(losses[0], rel=0.3)
 
 
+def test_texts_with_more_letters_than_frames_are_counted_and_refused_where_all_are(
+    hearing: Path, finetune: Command
+) -> None:
+    path = hearing / "train.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for row in rows[:3]:
+        row["text"] *= 9
+    tiny.write_jsonl(path, rows)
+    assert finetune("my.yaml", "training.max_steps=1").code == 0
+    left = results(hearing / "runs/my")["choices"]["left_out"]
+    assert left == {"value": "3 training rows", "reason": "more letters than frames"}
+    tiny.write_jsonl(path, rows[:3])
+    assert finetune("my.yaml").refused() == snapshot(
+        "train.jsonl: each text has more letters than its sound has frames; allowed: sounds that spell their texts"
+    )
+
+
 def test_rows_that_are_too_long_are_left_out_and_told_of(hearing: Path, finetune: Command) -> None:
     assert finetune("my.yaml", "max_duration_in_seconds=0.75", "training.max_steps=1").code == 0
     left = results(hearing / "runs/my")["choices"]["left_out"]
