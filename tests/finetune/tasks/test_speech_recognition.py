@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from transformers import Wav2Vec2Config, Wav2Vec2FeatureExtractor, Wav2Vec2Model, pipeline
 
 from hf_mps.core.errors import UserError
+from hf_mps.core.releases import torch_release
 from hf_mps.finetune.data.rows import Rows
 from hf_mps.finetune.media import audio
 from hf_mps.finetune.tasks import speech_recognition
@@ -72,7 +73,8 @@ def test_a_run_falls_back_with_exactly_the_operators_that_its_recipe_names(heari
     assert finetune("my.yaml").code == 0
     said = results(hearing / "runs/my")
     assert said["device"]["value"] == "mps"
-    assert {entry["operator"] for entry in said["fallback"]} == {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
+    missing = {"aten::_ctc_loss", "aten::_ctc_loss_backward"} if torch_release() < (2, 15) else set()
+    assert {entry["operator"] for entry in said["fallback"]} == missing
     assert said["main_metric"] == "wer"
     assert said["greater_is_better"] is False
     assert set(said["metrics"]) == {"wer", "cer", "loss"}

@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor
 from transformers.activations import ACT2FN
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer.fused_step.activations import ACTIVATION, ACTIVATIONS
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
@@ -27,11 +28,13 @@ def made(kind: str, config: str, **settings: Any) -> Any:
     return getattr(transformers, kind)(getattr(transformers, config)(**settings))
 
 
-# What of a model has the activation, the kernel that takes it, and the launches that this saves with torch 2.13.
+# The gradient of SiLU and of a product's two factors: PyTorch's own kernels since 2.14.
+GATED = 7 if torch_release() < (2, 14) else 5
+# What of a model has the activation, the kernel that takes it, and the launches that this saves.
 LAYERS: dict[str, tuple[Callable[[], Any], str, int]] = {
-    "llama": (lambda: made("LlamaModel", "LlamaConfig", **SHAPE).layers[0].mlp, "gated_silu", 7),
-    "qwen3": (lambda: made("Qwen3Model", "Qwen3Config", **SHAPE).layers[0].mlp, "gated_silu", 7),
-    "gemma": (lambda: made("GemmaModel", "GemmaConfig", **SHAPE).layers[0].mlp, "gated_tanh", 7),
+    "llama": (lambda: made("LlamaModel", "LlamaConfig", **SHAPE).layers[0].mlp, "gated_silu", GATED),
+    "qwen3": (lambda: made("Qwen3Model", "Qwen3Config", **SHAPE).layers[0].mlp, "gated_silu", GATED),
+    "gemma": (lambda: made("GemmaModel", "GemmaConfig", **SHAPE).layers[0].mlp, "gated_tanh", GATED),
     "bert": (lambda: made("BertModel", "BertConfig", **SHAPE).encoder.layer[0].intermediate, "forward_gelu", 0),
     "vit": (lambda: made("ViTModel", "ViTConfig", **SHAPE, **PICTURES).layers[0].mlp, "forward_gelu", 0),
     "clip": (
@@ -93,7 +96,7 @@ def test_layers_with_adapters_are_called_as_they_are(fused: Fused) -> None:
     module = adapted.base_model.model.model.layers[0].mlp.to("mps")
     expected, stock = through(module, nullcontext())
     found, ours = through(module, fused())
-    assert ours.launches < stock.launches - 10
+    assert ours.launches <= stock.launches - GATED - 3
     assert len(found) == 2 + 2 * len(targets)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

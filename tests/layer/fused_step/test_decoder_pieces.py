@@ -23,6 +23,7 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 
+from hf_mps.core.releases import torch_release
 from hf_mps.layer.fused_step.decoder import DECODER_PIECES, ROTATION
 from hf_mps.metal import simulator
 from tests.layer.fused_step import families
@@ -53,7 +54,8 @@ def test_losses_and_gradients_are_stocks_to_rounding(name: str, dtype: torch.dty
         weight.requires_grad_(not (frozen and "norm" in each))
     stock, loss, grads = trained(made, nullcontext())
     counts, found, ours = trained(made, fused())
-    assert counts.launches < 0.88 * stock.launches
+    # Stock itself launches less since 2.14.
+    assert counts.launches < (0.88 if torch_release() < (2, 14) else 0.9) * stock.launches
     assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-3)
     torch.testing.assert_close(ours, grads, rtol=1e-5, atol=1e-7 if dtype == torch.float32 else 2e-3)
 

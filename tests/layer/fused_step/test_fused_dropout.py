@@ -195,6 +195,7 @@ def test_the_header_says_so_where_a_model_drops() -> None:
     assert FUSED_DROPOUT.pays("cuda") == ""
 
 
+@pytest.mark.skipif(FUSED_BY_STOCK, reason="the part is not on where PyTorch fuses dropout itself")
 def test_a_question_that_fails_costs_the_part_alone_and_the_call_is_stocks(
     fused: Fused, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,5 +209,5 @@ def test_a_question_that_fails_costs_the_part_alone_and_the_call_is_stocks(
     with fused():
         result = functional.dropout(ones(), 0.3)
         assert not FUSED_DROPOUT.on
-    assert fused_node(result) is FUSED_BY_STOCK
+    assert not fused_node(result)
     assert "the fused step's fused-dropout failed: ValueError: not so" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from torch import nn
 
 from hf_mps.core import notices
 from hf_mps.core.errors import UserError
-from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.guards.catalogue import GUARDS
 from hf_mps.layer.guards.numerics.checkpoint_rng import CheckpointRng
@@ -46,10 +45,6 @@ OF_LIBRARIES = (
     "oom-text",
     "resume-epoch",
 )
-# Guards that go by the release, and put nothing anywhere from 2.14 on.
-UP_TO_2_13 = ("huge-embedding", "adaptive-max-pool", "linear-bias", "linear-shapes", "dtype-copies")
-NEWER = pytest.mark.skipif(torch_release() >= (2, 14), reason="torch 2.14 has the fix, and no guard is installed")
-
 # Older systems refuse tiled bmm, and convolutions with a size above 65,536; linear layers go to MPSGraph there.
 SINCE = {
     "huge-products": pytest.mark.macos(15),
@@ -59,7 +54,7 @@ SINCE = {
 
 
 def _marks(name: str, experiment: Experiment) -> list[pytest.MarkDecorator]:
-    found = (MARKS.get(experiment.__name__), SINCE.get(name), NEWER if name in UP_TO_2_13 else None)
+    found = (MARKS.get(experiment.__name__), SINCE.get(name), hazards.armed(name))
     return [mark for mark in found if mark is not None]
 
 
@@ -120,7 +115,13 @@ def test_nothing_is_left_of_a_hazard(name: str, tmp_path: Path) -> None:
         assert experiment(tmp_path / "after") is before, "the device is not what it was"
 
 
-@pytest.mark.parametrize("name", [*TRIED, "conv-batch", "conv3d-layout", "large-pad", "index-add-gaps"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=hazards.armed(name))
+        for name in (*TRIED, "conv-batch", "conv3d-layout", "large-pad", "index-add-gaps")
+    ],
+)
 def test_a_trial_on_the_device_tells_whether_the_fault_is_there(name: str) -> None:
     with strictness.off():
         found = guards.get(name).trial()
@@ -139,6 +140,7 @@ def test_without_the_fault_nothing_is_done(tmp_path: Path) -> None:
     assert states["non-contiguous"] == "needless"
 
 
+@hazards.armed("non-contiguous")
 def test_frozen_weights_are_made_contiguous_too() -> None:
     layer = nn.Linear(3, 4).requires_grad_(False)
     layer.weight.data = layer.weight.data.T.contiguous().T

@@ -17,6 +17,7 @@ from hf_mps.layer.guards import GuardNotice
 from hf_mps.layer.guards.platform.memory import APART, PYTORCHS, SETTLED, VARIABLE
 from hf_mps.metal.device import machine
 from hf_mps.metal.simulator import strictness
+from tests import hazards
 from tests.layer.guards import loops
 from tests.layer.guards.experiments.memory import GIB, of_the_recommended, untouched
 
@@ -113,6 +114,7 @@ def test_figures_are_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) ->
     assert len(asked) <= 3
 
 
+@hazards.armed("shape-growth")
 def test_many_shapes_are_told_of_once_with_what_to_do() -> None:
     with pytest.warns(GuardNotice, match=r"batches of 16 different lengths so far: .*pad_to_multiple_of=64"):
         batches([(2, length) for length in range(1, 20)])
@@ -163,6 +165,7 @@ def _up_to_2_13() -> Iterator[None]:
         yield
 
 
+@hazards.armed("shape-growth")
 @pytest.mark.usefixtures("_up_to_2_13")
 @pytest.mark.default_mac
 def test_under_pressure_memory_that_grew_is_given_back_once_in_a_while(emptied: list[float]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.func import grad, hessian, jvp, vmap
 
 from tests.metal.simulator.conformance.compare import outcome
@@ -97,6 +98,21 @@ CALLS: dict[str, Callable[[str], Any]] = {
 def test_the_cpus_result(name: str) -> None:
     found = outcome(lambda: CALLS[name]("cpu"), lambda: CALLS[name]("mps"))
     assert found.kind in ("same", "close") or (name == "overlapping out" and found.kind == "both raise"), found
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["sum", "mean", "max"])
+@pytest.mark.parametrize("include_last_offset", [False, True])
+def test_a_bag_of_embeddings_returns_what_pytorch_expects_of_a_gpu(mode: int, include_last_offset: bool) -> None:
+    """torch.compile asserts the sizes that its fake tensors have."""
+
+    def bags() -> list[torch.Tensor]:
+        weight, indices, offsets = floats("mps", 10, 4), whole("mps", 1, 2, 3, 4, 5), whole("mps", 0, 2, 2, 5)
+        return list(torch._embedding_bag(weight, indices, offsets, False, mode, False, None, include_last_offset))
+
+    found = bags()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert [each.shape for each in found] == [each.shape for each in bags()]
+    assert found[1].tolist() == [0, 0, 2, 2, 2]
 
 
 @pytest.mark.parametrize("kind", ["Dirichlet", "Gamma", "Beta", "StudentT"])

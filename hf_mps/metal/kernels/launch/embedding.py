@@ -38,7 +38,7 @@ def embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *options: An
     bags, size = len(offsets) - include_last_offset, weight.shape[1]
     _require_32_bits(weight)
     output = torch.empty(bags, size, dtype=weight.dtype, device=weight.device)
-    offset2bag, bag_size = indices.new_empty(len(indices)), indices.new_empty(bags)
+    offset2bag, bag_size = indices.new_empty(len(indices)), indices.new_empty(len(offsets))
     largest = indices.new_empty((bags, size) if mode == _MAX else (0,))
     parameters = {"weight_strides": u32(weight.stride()), "output_strides": u32(output.stride())}
     parameters |= {"num_indices": u32(len(indices)), "num_bags": u32(bags), "num_weights": u32(weight.shape[0])}

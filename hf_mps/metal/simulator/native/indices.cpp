@@ -2,11 +2,16 @@
 //
 // Metal's kernels before torch 2.14 read zeros there and write nowhere (pytorch#144824, #123119, #154235, #108148).
 // Those of 2.14 remember an error that is raised when somebody next waits for the device (pull requests #166615,
-// #187109, #187559), and names no place.
+// #187109, #187559), and names no place. And what a bag of embeddings returns beside its sums, which others index by.
 #include "boxed.h"
 #include "misread.h"
 
+#include <ATen/native/EmbeddingBag.h>
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bucketize.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/masked_fill.h>
 #include <c10/util/Exception.h>
 #include <torch/version.h>
@@ -159,6 +164,24 @@ void embedding_gradient(const Operator& op, Stack* stack) {
   (in_any_order == nullptr ? &call : in_any_order)(op, stack);
 }
 
+// EmbeddingBag.mm: the bag of each index in every mode, a size for each offset, and places of maxima for maxima alone.
+void embedding_bag(const Operator& op, Stack* stack) {
+  const auto indices = argument(op, stack, 1).toTensor();
+  const auto offsets = argument(op, stack, 2).toTensor();
+  const bool of_maxima = argument(op, stack, 4).toInt() == static_cast<int64_t>(at::native::EmbeddingBagMode::MAX);
+  call(op, stack);
+  auto results = stack->end() - 4;
+  auto& bag_size = results[2].toTensor();
+  if (results[1].toTensor().numel() != indices.numel()) {
+    const auto places = at::arange(indices.numel(), bag_size.options());
+    results[1] = at::bucketize(places, offsets, false, true).sub_(1).clamp_max_(bag_size.numel() - 1).to(bag_size.scalar_type());
+  }
+  results[2] = at::constant_pad_nd(bag_size, {0, offsets.numel() - bag_size.numel()});
+  if (!of_maxima) {
+    results[3] = at::empty({0}, bag_size.options());
+  }
+}
+
 } // namespace
 
 Inside inside_of(const std::string& name) {
@@ -174,6 +197,8 @@ Inside inside_of(const std::string& name) {
       {"nll_loss_backward", &nll_loss_backward},
       {"nll_loss2d_backward", &nll_loss_backward},
       {"embedding_dense_backward", &embedding_gradient},
+      {"_embedding_bag", &embedding_bag},
+      {"_embedding_bag_forward_only", &embedding_bag},
   };
   const auto found = all.find(name);
   return found == all.end() ? misread_inside_of(name) : found->second;

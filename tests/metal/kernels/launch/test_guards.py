@@ -11,6 +11,7 @@ from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
 from hf_mps.layer.fused_step import fused_dropout
 from hf_mps.metal.simulator import strictness
+from tests import hazards
 from tests.layer.guards.experiments import Experiment, results
 from tests.metal.kernels.launch.conftest import running
 
@@ -33,7 +34,11 @@ def _named(row: object) -> str:
     return row.__name__ if isinstance(row, Callable) else str(row)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "version", "experiment", "kernel"), FAULTY, ids=_named)
+@pytest.mark.parametrize(
+    ("name", "version", "experiment", "kernel"),
+    [pytest.param(*row, marks=hazards.armed(row[0])) for row in FAULTY],
+    ids=_named,
+)
 def test_wrong_without_the_guard_and_right_with_it(
     fetched: None, name: str, version: str, experiment: Experiment, kernel: str, tmp_path: Path
 ) -> None:
@@ -46,6 +51,7 @@ def test_wrong_without_the_guard_and_right_with_it(
         assert guards.get(name).lines, "the guard does not say what it did"
 
 
+@hazards.armed("mixed-dtypes")
 @pytest.mark.parametrize(("name", "version"), sorted({row[:2] for row in FAULTY if row[0] != "checkpoint-rng"}))
 def test_the_guards_trial_finds_the_fault_in_the_kernel(fetched: None, name: str, version: str) -> None:
     """That of checkpoint-rng lies in torch.mps, whatever the kernels are."""

@@ -64,6 +64,7 @@ def test_without_the_fault_nothing_differs(name: str, tmp_path: Path) -> None:
     assert all(step.rel_error < found.tolerance.value for step in found.steps)
 
 
+@hazards.armed("non-contiguous")
 def test_a_fault_that_a_guard_mends_is_not_found(tmp_path: Path) -> None:
     guards.get("non-contiguous").forget()
     with hazards.on("non-contiguous"):
