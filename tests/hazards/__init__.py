@@ -18,8 +18,10 @@ import pytest
 import torch
 
 from hf_mps.core.errors import UserError, nearest
+from hf_mps.core.releases import torch_release, within
 from hf_mps.layer import guards
 from hf_mps.layer.guards.kernel_overrides import Tried
+from hf_mps.metal.device.faults import FAULTS
 from hf_mps.metal.simulator import strictness
 from tests.hazards import device, results, sizes, versions
 from tests.hazards.kernels import host, kernels
@@ -61,7 +63,7 @@ HAZARDS: dict[str, Callable[[], Any]] = {
     "conv-batch": lambda: strictness.on("conv-batch"),
     "conv3d-layout": sizes.conv3d_layout,
     "large-pad": lambda: _both(device.mac(), strictness.on("large-pad")),
-    "adaptive-max-pool": results.adaptive_max_pool,
+    "adaptive-max-pool": lambda: _both(device.mac(), results.adaptive_max_pool()),
     "lerp-weight": lambda: _both(device.mac(), strictness.on("lerp-weight")),
     "lone-scans": lambda: strictness.on("lone-scans"),
     "index-add-gaps": lambda: _both(device.mac(macos="14.7"), strictness.on("index-add-gaps")),
@@ -99,13 +101,15 @@ def on(*names: str) -> Iterator[None]:
 
 
 def armed(name: str) -> pytest.MarkDecorator:
-    """A mark that skips a test of a guard where the installed torch has none of its faults, so that nothing is armed.
+    """A mark that skips a test of a guard where the installed torch has none of its faults any more.
 
-    Those that try the device are armed anew under each hazard, which has a release of its own.
+    Nothing is armed then; those that try the device are armed anew under each hazard, which has a release of its own.
     """
-    guard = guards.get(name)
-    needless = bool(guard.faults) and not isinstance(guard, Tried) and not guard.concerns(torch)
-    return pytest.mark.skipif(needless, reason=f"torch {torch.__version__} has the fix, and no guard is installed")
+    guard, here = guards.get(name), torch_release()
+    bounds = [FAULTS[fault].releases for fault in guard.faults]
+    mended = bool(bounds) and not any(not each or each[0] == ">" or within(here, each) for each in bounds)
+    skips = mended and not isinstance(guard, Tried)
+    return pytest.mark.skipif(skips, reason=f"torch {torch.__version__} has the fix, and no guard is installed")
 
 
 def active() -> frozenset[str]:
