@@ -46,6 +46,7 @@ _DECLARED = re.compile(r"(?<![\w:])(?!return\b|else\b)([A-Za-z_][\w:]*(?:\s*<[^;
 _STATIC_CAST = re.compile(r"static_cast\s*<")
 _C_CAST = re.compile(r"\(\s*([\w:]+(?:<[^<>()]*>)?)\s*\)")
 _CONFLICT = re.compile(r"candidate template ignored: deduced conflicting types for parameter .*__private")
+_TWICE = re.compile(r"^redefinition of '|cannot be redeclared$")
 _SPACE = re.compile(r"\b(?:device|constant|threadgroup|__global|__local|__private)\b")
 
 
@@ -119,6 +120,8 @@ def compiled(source: str) -> str:
         module, problems = clang.compiled(text.text)
         fine = all(each.kind == "note" for each in problems)
         found = _reinterpreted(module) if fine else problems
+        # Notes of a call may name the place of a second definition as well, which is cured first.
+        found = sorted(found, key=lambda each: bool(_TWICE.search(each.text)))
         places = {place: each.text for each in found if (place := text.offset(each)) is not None}
         changes = [change for place, told in places.items() for change in _cured(text.text, place, told)]
         if not changes:
@@ -195,6 +198,8 @@ def _cured(text: str, place: int, told: str) -> Changes:
     """What makes the text at a place one that clang accepts, where an error or note there has a cure."""
     if _CONFLICT.search(told):
         yield from _private_parameters(text, place)
+    if _TWICE.search(told):
+        yield from _of_one_space(text, place)
     if not _NO_VECTOR.search(told):
         return
     if cast := _STATIC_CAST.match(text, place):
@@ -205,6 +210,25 @@ def _cured(text: str, place: int, told: str) -> Changes:
         yield place + name.end(), place + name.end(), f" = ::metal::_make<{kind[1]}>"
     elif named := _type_before_parenthesis(text, place):
         yield place, place + len(named), f"::metal::_make<{named}>"
+
+
+def _of_one_space(text: str, place: int) -> Changes:
+    """Leave out the second of two functions that differ by `device` and `constant` alone, which are one space here."""
+
+    def alike(part: str) -> str:
+        return "".join(re.sub(r"\bconst\b", "", re.sub(r"\bconstant\b", "device", part)).split())
+
+    start = max(text.rfind(end, 0, place) for end in ";{}") + 1
+    start = max([start, *(start + line.end() for line in re.finditer(r"^#.*", text[start:place], re.MULTILINE))])
+    depth, end = 0, place
+    for found in re.finditer(r"[{};]", text[place:]):
+        depth += {"{": 1, "}": -1, ";": 0}[found[0]]
+        end = place + found.end()
+        if not depth:
+            break
+    function = text[start:end]
+    if text.count(function.strip()) == 1 and alike(text).count(alike(function)) > 1:
+        yield start, end, "\n" * function.count("\n")
 
 
 def _type_before_parenthesis(text: str, place: int) -> str | None:

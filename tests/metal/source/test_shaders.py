@@ -210,6 +210,29 @@ def test_template_arguments_of_a_vector_may_be_on_several_lines() -> None:
     assert x.tolist() == [7.0, 1.0, 2.0, 3.0]
 
 
+def test_a_function_may_be_there_for_constant_and_for_device_memory() -> None:
+    pair = """
+        inline float second({0} float* x) {{ return x[1]; }}
+
+        inline float second({1} float* x) {{ return {2}; }}
+        struct Pair {{
+            float of[2];
+            float sum() const {0} {{ return of[0] + of[1]; }}
+            float sum() const {1} {{ return of[0] + of[1]; }}
+        }};
+        kernel void add(device float* x, constant float* y, constant Pair& c, device const Pair& d) {{
+            x[0] = second(x) + second(y) + c.sum() + d.sum(); }}
+        """
+    x, y = mps(2), mps(2) + 10
+    expected = x[1] + y[1] + y.sum() + y.sum()
+    compiled(pair.format("constant", "const device", "x[1]")).add(x, y, y, y, threads=1)
+    assert x[0] == expected
+    # What is no such pair is the author's error, with his line.
+    for two in (("constant", "const device", "x[0]"), ("constant", "constant", "x[1]")):
+        with pytest.raises(SyntaxError, match=r"program_source:4:.* redefinition of 'second'"):
+            compiled(pair.format(*two))
+
+
 def test_errors_name_line_and_column_of_the_author_s_text() -> None:
     source = """#define NEXT(x) ((x) + 1)
 kernel void first(device float* x [[buffer(0)]], uint i [[thread_position_in_grid]]) { x[i] = NEXT(missing); }
