@@ -21,6 +21,7 @@ from hf_mps.finetune.models.checkpoint import text_config
 from hf_mps.finetune.recipe.schema import Recipe
 from hf_mps.finetune.recipe.training_section import DEFAULT_BATCH
 from hf_mps.finetune.tasks import Prepared
+from hf_mps.metal import fallback
 from hf_mps.metal.device import machine, precision
 from hf_mps.metal.fallback.accounting import MetalFallbackWarning
 
@@ -74,10 +75,12 @@ class ExpectedFallback(Feature):
     """Operators that the recipe names in `fallback` run on the CPU without a warning."""
 
     def decide(self, draft: Draft) -> None:
-        """Choose the key `on_the_cpu`, on Metal alone."""
-        if draft.recipe.fallback and draft.device == "mps":
+        """Choose the key `on_the_cpu`, on Metal alone, for those that have no kernel in the installed torch."""
+        registered = set(fallback.registered())
+        missing = [name for name in draft.recipe.fallback if name in registered]
+        if missing and draft.device == "mps":
             reason = "they have no Metal kernel, and the recipe names them: no warning"
-            draft.choices["on_the_cpu"] = Choice(", ".join(draft.recipe.fallback), reason)
+            draft.choices["on_the_cpu"] = Choice(", ".join(missing), reason)
 
     def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
         """Suppress their warnings."""

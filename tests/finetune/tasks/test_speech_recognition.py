@@ -75,6 +75,7 @@ def test_a_run_falls_back_with_exactly_the_operators_that_its_recipe_names(heari
     assert said["device"]["value"] == "mps"
     missing = {"aten::_ctc_loss", "aten::_ctc_loss_backward"} if torch_release() < (2, 15) else set()
     assert {entry["operator"] for entry in said["fallback"]} == missing
+    assert said["choices"].get("on_the_cpu", {"value": ""})["value"] == ", ".join(sorted(missing))
     assert said["main_metric"] == "wer"
     assert said["greater_is_better"] is False
     assert set(said["metrics"]) == {"wer", "cer", "loss"}
