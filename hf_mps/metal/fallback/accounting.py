@@ -39,9 +39,13 @@ def warn_operator(name: str, values: tuple[Any, ...]) -> None:
     )
 
 
-def warn_rescued(name: str, values: tuple[Any, ...], reason: str) -> None:
+def warn_refused(name: str, values: tuple[Any, ...], reason: str) -> None:
     """Warn that an operator's Metal kernel refused a call, which the CPU took; once for each operator."""
-    _warn(f"{name} rescued", f"{name}{_shapes(values)} was refused on Metal ({reason}) and runs on the CPU: rescue")
+    _warn(
+        f"{name} refused",
+        f"{name}{_shapes(values)} was refused on Metal ({reason}) and runs on the CPU; "
+        "each such call waits for the GPU",
+    )
 
 
 def warn_float32(name: str) -> None:
