@@ -32,10 +32,11 @@ def silence(silent: bool) -> None:
 
 def warn_operator(name: str, values: tuple[Any, ...]) -> None:
     """Warn that an operator runs on the CPU, once for each operator: its name, its tensors, and who asked for it."""
+    tracked = f". Missing operators are tracked in {TRACKER}" if name.startswith("aten::") else ""
     _warn(
         name,
         f"{name}{_shapes(values)} has no Metal kernel and runs on the CPU, as often as it is called; "
-        f"each call waits for the GPU. Missing operators are tracked in {TRACKER}",
+        f"each call waits for the GPU{tracked}",
     )
 
 

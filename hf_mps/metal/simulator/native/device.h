@@ -295,6 +295,7 @@ void register_recurrent(); // recurrent.cpp
 void register_composites(); // composite.cpp
 // host.cpp: the host kernel for each named operator ("aten::add.Tensor") that has no kernel of its own here.
 void register_host_kernels(const std::vector<std::string>& names);
+void register_torchvision();
 // host.cpp: the same for one operator, which `inside` runs on the CPU.
 torch::CppFunction host_kernel(const c10::FunctionSchema& schema, Inside inside, Waits waits);
 // sparse.cpp: for each dispatch key the operators, and whether the CPU has the very same function for them.
