@@ -117,6 +117,8 @@ inline std::optional<at::Tensor> host(const std::optional<at::Tensor>& tensor) {
 }
 // The device tensor for a CPU tensor, over `storage`.
 at::Tensor device_view(const at::Tensor& host, c10::Storage storage);
+// The same as a view of a device tensor: in inference mode it is a normal tensor where that one is.
+at::Tensor device_view_of(const at::Tensor& base, const at::Tensor& host);
 // The device tensor that takes over a fresh CPU result.
 at::Tensor adopt(const at::Tensor& host);
 
