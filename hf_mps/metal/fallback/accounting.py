@@ -32,16 +32,21 @@ def silence(silent: bool) -> None:
 
 def warn_operator(name: str, values: tuple[Any, ...]) -> None:
     """Warn that an operator runs on the CPU, once for each operator: its name, its tensors, and who asked for it."""
+    tracked = f". Missing operators are tracked in {TRACKER}" if name.startswith("aten::") else ""
     _warn(
         name,
         f"{name}{_shapes(values)} has no Metal kernel and runs on the CPU, as often as it is called; "
-        f"each call waits for the GPU. Missing operators are tracked in {TRACKER}",
+        f"each call waits for the GPU{tracked}",
     )
 
 
-def warn_rescued(name: str, values: tuple[Any, ...], reason: str) -> None:
+def warn_refused(name: str, values: tuple[Any, ...], reason: str) -> None:
     """Warn that an operator's Metal kernel refused a call, which the CPU took; once for each operator."""
-    _warn(f"{name} rescued", f"{name}{_shapes(values)} was refused on Metal ({reason}) and runs on the CPU: rescue")
+    _warn(
+        f"{name} refused",
+        f"{name}{_shapes(values)} was refused on Metal ({reason}) and runs on the CPU; "
+        "each such call waits for the GPU",
+    )
 
 
 def warn_float32(name: str) -> None:

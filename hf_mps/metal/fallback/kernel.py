@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_mps.metal.fallback import fast_path
-from hf_mps.metal.fallback.accounting import OpStats, warn_float32, warn_operator
+from hf_mps.metal.fallback.accounting import OpStats, warn_float32, warn_operator, warn_refused
 from hf_mps.metal.fallback.host_view import SMALL, HostView, NotShared, nbytes, overlapping_storages
 from hf_mps.metal.fallback.op_schema import OpSchema
 from hf_mps.metal.operators.calls import OutputSpecs, on_device
@@ -41,6 +41,22 @@ def make_sparse(op: Any, stats: OpStats) -> Function:
     """The same under the key of sparse tensors, which are copied; the schema is read at the first call."""
     made = cache(lambda: Kernel(OpSchema.of(op), stats, share=False))  # few programs have one
     return lambda *args, **kwargs: made()(*args, **kwargs)
+
+
+def make_for_refused(op: Any, metal: Function, stats: OpStats, *, share: bool) -> Function:
+    """The same for an operator whose kernel on Metal, `metal`, refuses some calls: the CPU takes those alone."""
+    made = cache(lambda: Kernel(OpSchema.of(op), stats, share=share))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return metal(*args, **kwargs)
+        except NotImplementedError as refusal:
+            start = perf_counter()
+            warn_refused(stats.name, (*args, *kwargs.values()), str(refusal).partition(". ")[0])
+            with _NoTorchFunction():
+                return made().run(start, args, kwargs)
+
+    return kernel
 
 
 class Kernel:

@@ -23,7 +23,7 @@ from hf_mps.core.notices import overriding
 from hf_mps.core.patching import ModulePatcher, Patch
 from hf_mps.metal.fallback.accounting import ledger
 from hf_mps.metal.fallback.host_view import SMALL
-from hf_mps.metal.fallback.kernel import make, make_sparse
+from hf_mps.metal.fallback.kernel import make, make_for_refused, make_sparse
 from hf_mps.metal.operators import dispatcher
 
 NEEDED = b"libc10."
@@ -154,6 +154,12 @@ def sweep() -> None:
     for name, needed_for in dispatcher.REFUSE_METAL.items():
         if needed_for in _libraries and name not in _libraries:
             _give(name)
+    for name in dispatcher.REFUSE_SIZES:
+        label = f"{name} (refused sizes)"
+        if label not in _libraries:
+            metal = dispatcher.registered_kernel(name)
+            kernel = make_for_refused(dispatcher.overload(name), metal, ledger.stats(name), share=_share)
+            put(name, "MPS", kernel, held_as=label)
     for name in dispatcher.MADE_OF_OTHERS:
         if name not in _libraries and dispatcher.has_no_kernel(name):
             _compose(name)

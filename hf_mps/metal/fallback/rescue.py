@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_mps.metal.fallback.accounting import ledger, warn_rescued
+from hf_mps.metal.fallback.accounting import ledger, warn_refused
 from hf_mps.metal.fallback.kernel import Kernel
 from hf_mps.metal.fallback.op_schema import OpSchema
 from hf_mps.metal.operators import dispatcher
@@ -61,7 +61,7 @@ class Rescue(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # The error's first sentence, or what it says of the kernel that is missing.
             unserved = UNSERVED.search(reason)
             short = reason[unserved.start() :] if unserved else reason.partition(". ")[0]
-            warn_rescued(func.name(), (*args, *kwargs.values()), short)
+            warn_refused(func.name(), (*args, *kwargs.values()), short)
             try:
                 with torch._C.DisableTorchFunction():
                     return self._kernels[func].run(start, args, kwargs)

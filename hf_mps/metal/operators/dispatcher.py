@@ -57,6 +57,9 @@ SERVES_SPARSE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 NO_COMPRESSED = re.compile(r"^aten::_to_sparse_(csr|csc|bsr|bsc)$")
 NO_FACTORY = re.compile(r"^aten::(_?copy_|empty|zeros|sparse_resize|resize_as_sparse_|_sparse_coo_tensor_|_coalesced_)")
 
+# Their Metal kernels refuse sizes that do not divide, before they compute (AdaptivePooling.mm; pytorch#96056).
+REFUSE_SIZES = ("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d_backward")
+
 # Metal has F.rms_norm as one kernel, and no kernel for its gradient; nor has the CPU, which never calls that one.
 MADE_OF_OTHERS = ("aten::_fused_rms_norm_backward",)
 

@@ -13,7 +13,7 @@ from transformers import trainer_optimizer
 
 from hf_mps.core.errors import UserError
 from hf_mps.layer import guards
-from hf_mps.layer.guards.platform.cuda import UPDATES
+from hf_mps.layer.guards.platform.cuda import PAGED, UPDATES
 from hf_mps.metal import fallback
 from tests.layer.guards import loops
 
@@ -42,14 +42,14 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_optimizer, "is_bitsandbytes_available", lambda: False)  # it remembers its answer
 
 
-def parameter() -> nn.Parameter:
-    made = nn.Parameter(torch.ones(2, device="mps"))
+def parameter(elements: int = 2) -> nn.Parameter:
+    made = nn.Parameter(torch.ones(elements, device="mps"))
     made.grad = torch.ones_like(made)
     return made
 
 
 @pytest.mark.usefixtures("absent")
-@pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_32bit", "lion_8bit"])
+@pytest.mark.parametrize("optim", ["adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit"])
 def test_without_bitsandbytes_trainer_s_name_is_refused_before_anything_is_done(optim: str, tmp_path: Path) -> None:
     reason = (
         f"^optim={optim}: bitsandbytes is not installed, .*; next: adamw_torch, or Adafactor where memory is short$"
@@ -69,8 +69,23 @@ def test_without_it_one_that_would_train_keeps_transformers_words(tmp_path: Path
     [("paged_adamw_8bit", "adamw_8bit$"), ("paged_lion_8bit", "lion_8bit$"), ("paged_adamw_32bit", "adamw_torch, or")],
 )
 def test_trainer_s_name_is_refused_before_anything_is_done(optim: str, instead: str, tmp_path: Path) -> None:
+    model = loops.bert()
+    model.resize_token_embeddings(PAGED // model.config.hidden_size + 1)
     with pytest.raises(UserError, match=f"^optim={optim}: .*managed memory.*; next: {instead}"):
-        loops.trainer(tmp_path, optim=optim)
+        loops.trainer(tmp_path, model, optim=optim)
+
+
+@pytest.mark.parametrize("optim", ["paged_adamw_8bit", "paged_adamw_32bit"])
+def test_a_paged_one_trains_what_is_too_small_for_pages(optim: str, tmp_path: Path) -> None:
+    """As the adapters of QLoRA's scripts are: bitsandbytes keeps their states on the device."""
+    model = loops.bert()
+    assert max(each.numel() for each in model.parameters()) < PAGED
+    loops.trainer(tmp_path, model, optim=optim).train()
+    weight = parameter(PAGED - 1)
+    optimizer = bitsandbytes.optim.AdamW([weight], lr=0.1, is_paged=True)
+    loops.new_accelerator().prepare_optimizer(optimizer)
+    optimizer.step()
+    assert weight[0].item() == pytest.approx(0.9, rel=1e-2)
 
 
 def test_one_of_32_bits_steps_on_the_device_as_torch_s_own_does(tmp_path: Path) -> None:
@@ -103,12 +118,12 @@ def test_the_step_of_8_bits_is_not_taken_to_the_cpu(kind: Any) -> None:
 
 
 def test_one_that_is_asked_for_by_an_argument_is_refused_before_its_first_step() -> None:
-    weight = parameter()
+    weight = parameter(PAGED)
     optimizer = bitsandbytes.optim.AdamW([weight], is_paged=True)
     with pytest.raises(UserError, match=r"^AdamW: .*managed memory"):
         optimizer.step()
-    assert weight.tolist() == [1.0, 1.0]
-    before_it_moved = bitsandbytes.optim.AdamW([nn.Parameter(torch.ones(2))], is_paged=True)
+    assert weight[:2].tolist() == [1.0, 1.0]
+    before_it_moved = bitsandbytes.optim.AdamW([nn.Parameter(torch.ones(PAGED))], is_paged=True)
     with pytest.raises(UserError, match=r"^AdamW: .*managed memory"):
         loops.new_accelerator().prepare_optimizer(before_it_moved)
 

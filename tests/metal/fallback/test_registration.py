@@ -35,7 +35,7 @@ def test_every_operator_that_the_dispatcher_lacks_is_given_or_refused_with_a_rea
 
 
 def test_beyond_those_only_what_pytorch_itself_sends_to_the_cpu_or_turns_away() -> None:
-    dense = {name for name in fallback.registered() if not name.endswith("(sparse)")}
+    dense = {name for name in fallback.registered() if not name.endswith(")")}
     more = dense - lacking()
     always_on_cpu = {
         "aten::col2im",

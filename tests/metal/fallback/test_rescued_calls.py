@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from inline_snapshot import snapshot
 
 from hf_mps.metal import fallback
+from hf_mps.metal.fallback import registration
 from hf_mps.metal.fallback.accounting import MetalFallbackWarning
 from hf_mps.metal.fallback.rescue import Rescue
 
@@ -74,7 +75,7 @@ def test_a_kernel_that_lacks_is_replaced_by_the_cpus_and_named(name: str, odd: A
         found = odd(SAID[name]).plus(torch.ones(2, device="mps"))
     assert found.tolist() == [2.0, 2.0]
     assert found.is_mps
-    assert "runs on the CPU: rescue" in str(said[0].message)
+    assert "and runs on the CPU; each such call waits" in str(said[0].message)
     assert "INTERNAL ASSERT" not in str(said[0].message)
     assert [entry.operator for entry in fallback.report().operators] == ["oddly::plus"]
 
@@ -98,22 +99,27 @@ def test_other_errors_stay_what_they_are(words: str, odd: Any) -> None:
     assert not fallback.report().operators
 
 
-def test_a_pool_of_sizes_that_do_not_divide_trains(simulated: None) -> None:
+def test_a_pool_of_sizes_that_do_not_divide_trains_without_rescue(simulated: None) -> None:
     rows = torch.arange(49.0).view(1, 1, 7, 7)
     there = rows.to("mps").requires_grad_()
-    with pytest.raises(NotImplementedError, match="Adaptive pool MPS"):
+    with registration.suspended(), pytest.raises(NotImplementedError, match="Adaptive pool MPS"):
         F.adaptive_avg_pool2d(there, 3)
-    with Rescue(share=False):
-        with pytest.warns(MetalFallbackWarning, match=r"must be divisible by output sizes\) and runs"):
-            found = F.adaptive_avg_pool2d(there, 3)
-        with pytest.warns(MetalFallbackWarning, match="_adaptive_avg_pool2d_backward of"):
-            found.square().sum().backward()
+    with pytest.warns(MetalFallbackWarning, match=r"must be divisible by output sizes\) and runs"):
+        found = F.adaptive_avg_pool2d(there, 3)
+    with pytest.warns(MetalFallbackWarning, match="_adaptive_avg_pool2d_backward of"):
+        found.square().sum().backward()
     here = rows.requires_grad_()
     right = F.adaptive_avg_pool2d(here, 3)
     right.square().sum().backward()
     torch.testing.assert_close(found.cpu(), right)
     torch.testing.assert_close(there.grad.cpu(), here.grad)
     assert {entry.operator for entry in fallback.report().operators} >= {"aten::_adaptive_avg_pool2d"}
+
+
+def test_a_pool_that_metal_has_stays_there(simulated: None) -> None:
+    there = torch.arange(36.0, device="mps").view(1, 1, 6, 6).requires_grad_()
+    F.adaptive_avg_pool2d(there, 3).sum().backward()
+    assert not fallback.report().operators
 
 
 def test_the_table_says_what_its_seconds_leave_out() -> None:

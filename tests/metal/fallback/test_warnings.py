@@ -66,6 +66,15 @@ def test_the_warnings_module_filters_it() -> None:
             x.logit_()
 
 
+def test_an_operator_of_another_library_is_not_said_to_be_tracked_by_pytorch() -> None:
+    library = torch.library.Library("elsewhere", "DEF")
+    library.define("plus(Tensor x) -> Tensor")
+    library.impl("plus", lambda x: x + 1, "CPU")
+    with pytest.warns(MetalFallbackWarning, match=r"elsewhere::plus of .*; each call waits for the GPU$"):
+        torch.ops.elsewhere.plus(torch.ones(2, device="mps"))
+    library._destroy()
+
+
 CODE = """
 import torch
 from torch.nn.functional import multi_margin_loss

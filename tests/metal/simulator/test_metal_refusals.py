@@ -198,3 +198,25 @@ def test_a_program_that_ends_in_a_backward_pass_ends_well(run_python) -> None:
     for _ in range(4):
         done = run_python("-c", code, env={"HF_MPS_SIMULATE": "1"})
         assert (done.returncode, done.stderr) == (0, "")
+
+
+TORCHVISION = """
+import torch
+library = torch.library.Library("torchvision", "DEF")
+for name in ("nms", "box_iou_rotated"):
+    library.define(name + "(Tensor boxes, Tensor others) -> Tensor")
+    library.impl(name, lambda boxes, others: boxes + others, "CPU")
+boxes = torch.ones(2, device="mps")
+print(torch.ops.torchvision.nms(boxes, boxes))
+try: torch.ops.torchvision.box_iou_rotated(boxes, boxes)
+except NotImplementedError as error: print(str(error).split(" is ")[0])
+"""
+
+
+def test_torchvision_s_operators_are_on_metal_where_its_macos_wheel_has_them(run_python) -> None:
+    """Whose Linux wheel, which the simulated device has beside it, has none of these kernels."""
+    done = run_python("-c", TORCHVISION, env={"HF_MPS_SIMULATE": "1", "HF_MPS_FALLBACK": "error"})
+    assert done.stdout.splitlines() == [
+        "tensor([2., 2.], device='mps:0')",
+        "The operator 'torchvision::box_iou_rotated'",
+    ], done.stderr[-3000:]

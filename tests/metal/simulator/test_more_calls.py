@@ -31,6 +31,28 @@ def changed(tensor: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> list
     return [change(tensor), tensor]
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda d, x: x.permute(1, 0),
+        lambda d, x: x.unfold(0, 2, 1),
+        lambda d, x: torch.view_as_complex(x),
+        lambda d, x: torch.einsum("ab,cb->ac", floats(d, 3, 2), x),
+    ],
+    ids=["permute", "unfold", "view_as_complex", "einsum"],
+)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_view_in_inference_mode_is_normal_where_its_base_is(view: Any, before: bool) -> None:
+    def found(device: str) -> torch.Tensor:
+        base = floats(device, 4, 2)
+        with torch.inference_mode():
+            return view(device, base if before else base.clone())
+
+    here, there = found("cpu"), found("mps")
+    assert there.is_inference() == here.is_inference()
+    assert torch.equal(there.cpu(), here)
+
+
 CALLS: dict[str, Callable[[str], Any]] = {
     "shifts": lambda d: [whole(d, 1, 2, 9) << 2, whole(d, 8, 9) >> whole(d, 1, 2)],
     "shift in place": lambda d: changed(whole(d, 1, 2), lambda x: x.__ilshift__(3)),

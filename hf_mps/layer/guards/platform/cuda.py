@@ -136,6 +136,9 @@ UPDATES = {8: "bitsandbytes::optimizer_update_8bit_blockwise", 32: "bitsandbytes
 _OF_32_BITS = {"lion_32bit", "ademamix", "rmsprop_bnb", "rmsprop_bnb_32bit"}
 """Trainer's other names of bitsandbytes' optimizers (transformers, trainer_optimizer.py)."""
 
+PAGED = 100_000
+"""Elements from which on bitsandbytes pages the state of a parameter (get_state_buffer); adapters are often smaller."""
+
 _LOOKED = "_hf_mps_looked"
 
 
@@ -175,21 +178,24 @@ class CudaOptimizer(Guard):
             optimizer.__dict__[_LOOKED] = True
 
     def _look(self, optimizer: Any) -> None:
-        if any(parameter.device.type == "mps" for group in optimizer.param_groups for parameter in group["params"]):
-            self._refuse(type(optimizer).__name__, optimizer)
+        parameters = _parameters(optimizer)
+        if any(parameter.device.type == "mps" for parameter in parameters):
+            self._refuse(type(optimizer).__name__, parameters, optimizer)
 
     def _prepared(self, accelerator: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         if _from_bitsandbytes(optimizer) and accelerator.device.type == "mps":
-            self._refuse(type(optimizer).__name__, optimizer)
+            self._refuse(type(optimizer).__name__, _parameters(optimizer), optimizer)
 
     def _trainer(self, trainer: Any, *_: Any, **__: Any) -> None:
         optim = str(getattr(trainer.args.optim, "value", trainer.args.optim))
         if trainer.args.device.type == "mps" and _bitsandbytes(optim):
-            self._refuse(optim, asked="optim=")
+            trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+            self._refuse(optim, trained, asked="optim=")
 
-    def _refuse(self, name: str, optimizer: Any = None, *, asked: str = "") -> None:
+    def _refuse(self, name: str, parameters: list[Any], optimizer: Any = None, *, asked: str = "") -> None:
         bits, paged = _kind(name, optimizer)
-        if reason := _lacks(bits, paged=paged):
+        large = any(parameter.numel() >= PAGED for parameter in parameters)
+        if reason := _lacks(bits, paged=paged and large):
             self.acted(f"{asked}{name} was refused", aloud=False)
             usual = "adamw_torch" if asked else "torch.optim.AdamW"
             instead = unpaged(name) or f"{usual}, or Adafactor where memory is short"
@@ -256,11 +262,14 @@ def _pages() -> bool:
     from bitsandbytes.optim.optimizer import Optimizer8bit
 
     try:
-        # The smallest parameter whose state is paged.
-        Optimizer8bit.get_state_buffer(SimpleNamespace(is_paged=True), torch.empty(100_000, device="mps"))
+        Optimizer8bit.get_state_buffer(SimpleNamespace(is_paged=True), torch.empty(PAGED, device="mps"))
     except Exception:
         return False
     return True
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _from_bitsandbytes(optimizer: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,12 @@ SAMPLE = 2**22
 """Elements of a weight that are searched for its largest gradient; of a larger one every n-th."""
 ROUNDING = 20
 """A step is judged where it should change a weight by that many times what its dtype resolves."""
+STOOD = 3
+"""A weight is told of where so many judged elements stood and none moved.
+
+Momentum and weight decay may cancel a gradient: of elements that are due to move by little more than ROUNDING, as in a
+warmup, one in twenty stands by chance.
+"""
 FEEBLE = 1e-3
 """Share of SGD's and of Adam's step that an optimizer with its own rule is held to, the smaller of both.
 
@@ -32,7 +39,7 @@ class _Watch:
     """What was seen of one training: for each step its weights, the step's settings, and what was picked.
 
     The weights by reference: those of a training that was given up belong to nobody. Settings (5, weights) lie on the
-    CPU; gradients, weights before and after (3, weights) stay on the device, and are read once.
+    CPU; gradients, weights before and after (3, 2 * weights) stay on the device, and are read once.
     """
 
     seen: list[tuple[list[ref[Any]], Any, Any]] = field(default_factory=list)
@@ -50,7 +57,7 @@ class _Step:
 
 
 class WeightsStill(Sentinel):
-    """Looks at one element of each weight: the one with the largest gradient, before and after a step."""
+    """Looks at two elements of each weight, those with its least and its greatest gradient, before and after a step."""
 
     name = "weights-still"
     what = "trained weights that have a gradient and that the first optimizer steps leave as they were"
@@ -110,17 +117,18 @@ class WeightsStill(Sentinel):
         seen, watch.seen = watch.seen, []
         # One read for all: each is a wait for the device.
         read = torch.cat([picked for _, _, picked in seen], dim=1).cpu()
-        values = read.split_with_sizes([len(group) for group, _, _ in seen], dim=1)
+        values = read.split_with_sizes([2 * len(group) for group, _, _ in seen], dim=1)
         weights: dict[int, Any] = {}
         moved: set[int] = set()
+        stood: Counter[int] = Counter()
         for (group, settings, _), picked in zip(seen, values, strict=True):
-            judged, still = _verdicts(settings, picked)
-            for weight, due, none in zip((each() for each in group), judged, still, strict=True):
+            for weight, due, still in zip((each() for each in group), *_verdicts(settings, picked), strict=True):
                 if due and weight is not None:
                     weights[id(weight)] = weight
-                if due and not none:
-                    moved.add(id(weight))
-        left = [weight for key, weight in weights.items() if key not in moved]
+                    stood[id(weight)] += still
+                    if still < due:
+                        moved.add(id(weight))
+        left = [weight for key, weight in weights.items() if key not in moved and stood[key] >= STOOD]
         if left:
             names = self._names(optimizer)
             first = ", ".join(f"{names.get(id(each), 'a weight')} {list(each.shape)}" for each in left[:3])
@@ -155,11 +163,11 @@ def _judged(optimizer: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Callable[[list[Any]], tuple[Any, Any]]:
-    """Pick an element of each weight now; the function returned picks it again, after the step.
+    """Pick two elements of each weight now; the function returned picks them again, after the step.
 
     It returns what `_Watch.seen` has of a step. Nothing in here waits for the device.
     """
-    picks = [_largest(weight.grad) for weight, _ in groups]
+    picks = [_ends(weight.grad) for weight, _ in groups]
 
     def picked(of: list[Any]) -> Any:
         return torch.cat([_sample(each).index_select(0, pick).float() for each, pick in zip(of, picks, strict=True)])
@@ -170,23 +178,22 @@ def _compared(optimizer: Any, groups: list[tuple[Any, dict[str, Any]]]) -> Calla
     return lambda weights: (settings, torch.stack((gradients, before, picked(weights))))
 
 
-def _largest(gradient: Any) -> Any:
-    """Return the place of the element furthest from zero in its sample, of shape (1,)."""
+def _ends(gradient: Any) -> Any:
+    """Return the places of the greatest and the least element in its sample, of shape (2,)."""
     sample = _sample(gradient)
-    # From its two ends: absolute values would be a copy of the sample, and with large weights the step's peak.
-    ends = torch.stack((sample.argmax(), sample.argmin()))
-    return ends.index_select(0, sample.index_select(0, ends).abs().argmax().view(1))
+    # Not those of the largest absolute values, which would be a copy of the sample, and the step's peak.
+    return torch.stack((sample.argmax(), sample.argmin()))
 
 
-def _verdicts(settings: Any, picked: Any) -> tuple[list[bool], list[bool]]:
-    """For each weight of a step whether it was due to move, and whether it stood."""
-    by_rate, by_gradient, floor, decay, resolved = settings
-    gradients, before, after = picked
+def _verdicts(settings: Any, picked: Any) -> tuple[list[int], list[int]]:
+    """For each weight of a step how many of its two elements were due to move, and how many of those stood."""
+    by_rate, by_gradient, floor, decay, resolved = settings.unsqueeze(-1)
+    gradients, before, after = picked.view(3, -1, 2)
     gradients = gradients.abs()
     due = torch.minimum(by_rate * gradients / (gradients + floor), by_gradient * gradients)
     judged = gradients.isfinite() & (due > ROUNDING * resolved * before.abs())
     decayed = (decay > 0) & ((after - before * (1 - decay)).abs() <= resolved * before.abs())
-    return judged.tolist(), ((after == before) | decayed).tolist()
+    return judged.sum(-1).tolist(), (judged & ((after == before) | decayed)).sum(-1).tolist()
 
 
 def _sample(tensor: Any) -> Any:
@@ -208,7 +215,7 @@ def _settings(optimizer: Any, weight: Any, group: dict[str, Any]) -> tuple[float
     eps = group.get("eps")
     floor = max(eps, 1e-30) if isinstance(eps, float) else 1e-8
     if "dampening" in group:
-        return math.inf, rate, 1e-30, *known  # SGD
+        return math.inf, rate, 1e-30, 0.0, resolution  # SGD, whose decay is a part of the gradient
     if "amsgrad" in group or type(optimizer).__name__.lower().startswith(("adamw", "lion")):
         return rate, math.inf, floor, *known  # Adam and its like
     feeble = rate * float(group.get("d", 1.0)) * FEEBLE  # d is what Prodigy and D-Adaptation multiply lr by

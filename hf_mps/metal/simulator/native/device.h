@@ -117,6 +117,8 @@ inline std::optional<at::Tensor> host(const std::optional<at::Tensor>& tensor) {
 }
 // The device tensor for a CPU tensor, over `storage`.
 at::Tensor device_view(const at::Tensor& host, c10::Storage storage);
+// The same as a view of a device tensor: in inference mode it is a normal tensor where that one is.
+at::Tensor device_view_of(const at::Tensor& base, const at::Tensor& host);
 // The device tensor that takes over a fresh CPU result.
 at::Tensor adopt(const at::Tensor& host);
 
@@ -295,6 +297,7 @@ void register_recurrent(); // recurrent.cpp
 void register_composites(); // composite.cpp
 // host.cpp: the host kernel for each named operator ("aten::add.Tensor") that has no kernel of its own here.
 void register_host_kernels(const std::vector<std::string>& names);
+void register_torchvision();
 // host.cpp: the same for one operator, which `inside` runs on the CPU.
 torch::CppFunction host_kernel(const c10::FunctionSchema& schema, Inside inside, Waits waits);
 // sparse.cpp: for each dispatch key the operators, and whether the CPU has the very same function for them.

@@ -15,6 +15,8 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -216,6 +218,19 @@ class HostKernel final : public c10::OperatorKernel {
   bool launches_;
 };
 
+// An operator that another library defines later: its schema is read at the first call.
+class LaterKernel final : public c10::OperatorKernel {
+ public:
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    std::call_once(read_, [&] { kernel_ = std::make_unique<HostKernel>(Plan(op.schema()), Special{}); });
+    (*kernel_)(op, keys, stack);
+  }
+
+ private:
+  std::once_flag read_;
+  std::unique_ptr<HostKernel> kernel_;
+};
+
 // "aten::addmm_" without the namespace.
 std::string plain_name(const c10::FunctionSchema& schema) {
   return schema.name().substr(schema.name().rfind(':') + 1);
@@ -243,6 +258,24 @@ void register_host_kernels(const std::vector<std::string>& names) {
       const Special special{check_of(plain), fault_of(plain), inside_of(plain), waits_of(plain)};
       library->impl(name.c_str(), boxed(op->schema(), special));
     }
+  }
+}
+
+// What its macOS wheel has Metal kernels for and its Linux wheel has not: torchvision/csrc/ops/mps of 0.28.
+void register_torchvision() {
+  static torch::Library library(torch::Library::IMPL, "torchvision", c10::DispatchKey::MPS, __FILE__, __LINE__);
+  for (const char* name :
+       {"nms",
+        "deform_conv2d",
+        "roi_align",
+        "_roi_align_backward",
+        "roi_pool",
+        "_roi_pool_backward",
+        "ps_roi_align",
+        "_ps_roi_align_backward",
+        "ps_roi_pool",
+        "_ps_roi_pool_backward"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LaterKernel>()));
   }
 }
 

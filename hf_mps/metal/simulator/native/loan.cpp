@@ -78,7 +78,7 @@ Tensor Loan::take_back(const Tensor& result) {
   for (const auto& item : lent_) {
     if (!item.host.is_sparse() && item.host.storage().is_alias_of(result.storage())) {
       check_dtype(result.scalar_type());
-      return device_view(result, item.device.storage());
+      return device_view_of(item.device, result);
     }
   }
   auto taken = adopt(result);

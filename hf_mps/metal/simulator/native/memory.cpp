@@ -164,6 +164,13 @@ at::Tensor device_view(const at::Tensor& host, c10::Storage storage) {
   return view_over(host, std::move(storage), c10::DispatchKey::MPS);
 }
 
+at::Tensor device_view_of(const at::Tensor& base, const at::Tensor& host) {
+  auto view = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), host.dtype());
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(), host.storage_offset());
+  return view;
+}
+
 at::Tensor adopt(const at::Tensor& host) {
   check_dtype(host.scalar_type());
   TORCH_CHECK_NOT_IMPLEMENTED(host.layout() == c10::kStrided, "only strided tensors are supported on MPS");

@@ -54,6 +54,7 @@ void start_device(
   register_recurrent();
   register_composites();
   register_host_kernels(native);
+  register_torchvision();
   register_sparse(sparse);
 }
 

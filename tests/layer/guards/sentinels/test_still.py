@@ -81,6 +81,23 @@ def test_an_optimizer_with_steps_of_its_own_is_not_blamed(name: str) -> None:
         quiet(functools.partial(train, size, dtype))
 
 
+def test_steps_of_a_warmup_that_cancel_are_no_rest() -> None:
+    """As torchvision's detection reference begins: weights move by some units in the last place, a few by none."""
+
+    def train() -> None:
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.ones(32, device="mps")) for _ in range(400)]
+        optimizer = torch.optim.SGD(weights, lr=5e-3, momentum=0.9, weight_decay=5e-4)
+        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1e-3, total_iters=3)
+        for _ in range(4):
+            for weight in weights:
+                weight.grad = 5e-4 * torch.randn(32, device="mps")
+            optimizer.step()
+            warmup.step()
+
+    quiet(train)
+
+
 def test_weights_without_a_gradient_of_their_own_are_not_judged() -> None:
     """A learning rate of 0 at first, a gradient of exactly zero, decay alone, whole numbers, a frozen weight."""
 
