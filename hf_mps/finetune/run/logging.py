@@ -13,7 +13,6 @@ from hf_mps.core.notices import ignoring
 # Said at every run, about what the runner does on purpose; each is matched at its beginning.
 KNOWN_ADVICE = (
     "The tokenizer has new PAD/BOS/EOS tokens",
-    "`loss_type=None` was set in the config",  # by no one: GPT-2's class name alone tells transformers no loss
     "mtime may not be reliable on this filesystem",  # checkpoints are told apart by their numbers instead
 )
 # What a library says of another's use of a name: peft and TRL still ask models for `is_gradient_checkpointing`,

@@ -197,6 +197,9 @@ class LanguageTask(TokenTask[R]):
             choices |= quantization.choices(self.model, kind, computed, self.device)
         else:
             self.load(self.config)
+        if self.auto_class == AUTO_CLASS and getattr(self.model, "loss_type", "") is None:
+            # GPT-2's class name tells transformers no loss, and Trainer would divide by each row's first token, too.
+            self.model.loss_type = "ForCausalLM"
         if only is not None:
             part, choices["trained"] = only(self.model)
         if (adapters := self.adapters()) is not None:

@@ -159,14 +159,11 @@ class BlockTask(LanguageTask[R]):
         from hf_mps.finetune.models.token_trainer import perplexity
 
         for row, (total, count, right) in zip(inputs, trainer.predict(inputs).predictions.tolist(), strict=True):
-            count = max(count, 1.0)
-            yield {
-                "text": self.tokenizer.decode(row["input_ids"]),
-                "tokens": int(count),
-                "loss": total / count,
-                "perplexity": perplexity(total / count),
-                "accuracy": right / count,
-            }
+            line = {"text": self.tokenizer.decode(row["input_ids"]), "tokens": int(count)}
+            if count:  # nothing is predicted in a last block of one token, or in one without a masked token
+                loss = total / count
+                line |= {"loss": loss, "perplexity": perplexity(loss), "accuracy": right / count}
+            yield line
 
     @staticmethod
     def smoke_row(recipe: Any, made: synthetic.MadeUp) -> dict[str, Any]:

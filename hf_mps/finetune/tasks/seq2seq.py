@@ -106,16 +106,16 @@ class Seq2SeqTask(LanguageTask[R]):
         targets = self._lengths(features, "labels", self.longest_target, grouped=False, name="target_lengths")
         self._load(sources, labels=targets.value)
         self.choices["target_lengths"] = targets
-        validation = rows["validation"].dataset
+        # Those that the model's answers are compared with: targets as they were cut and read.
+        truths = tokenizer.batch_decode(features["validation"]["labels"][:], skip_special_tokens=True)
+        guesses = [untrained(one) for one in rows["validation"].dataset["source"]]
         return self.made(
             splits=features,
             metrics=chosen,
             compute_metrics=lambda evaluated: measured.compute(
                 _language.decoded(evaluated.predictions, tokenizer), _language.decoded(evaluated.label_ids, tokenizer)
             ),
-            baseline=metrics.Baseline(
-                what, measured.compute([untrained(one) for one in validation["source"]], validation["target"])
-            ),
+            baseline=metrics.Baseline(what, measured.compute(guesses, [text.strip() for text in truths])),
             choices={"lengths": sources, **self.choices},
             token_counts=tokens.counts(features["train"]),
             predicted=(rows["validation"], features["validation"]),

@@ -121,6 +121,35 @@ def test_predictions_have_a_perplexity_for_each_block(models: Path, files: dict[
     assert rows[0]["perplexity"] == pytest.approx(math.exp(rows[0]["loss"]))
 
 
+def test_a_last_block_of_one_token_has_nothing_to_predict(models: Path, tmp_path: Path, own_cache: Path) -> None:
+    place = builders.model(models, "qwen3")
+    file = tmp_path / "text.txt"
+    file.write_text(builders.TEXTS[0], encoding="utf-8")
+    data = {"files": {"train": str(file), "validation": str(file)}}
+    length = len(AutoTokenizer.from_pretrained(place)(f"{builders.TEXTS[0]}\n", add_special_tokens=False).input_ids)
+    prepared = builders.prepare(task="causal-lm", model=str(place), data=data, max_length=length - 1)
+    whole, last = prepared.predict(builders.trainer(prepared, tmp_path / "run"))
+    assert (whole["tokens"], last["tokens"]) == (length - 2, 0)
+    assert set(last) == {"text", "tokens"}, "a loss or an accuracy of no token would be a number made up"
+
+
+@pytest.mark.parametrize("optimizations", [True, False])
+def test_a_steps_loss_is_that_of_the_tokens_that_it_predicts(
+    models: Path, files: dict[str, Any], tmp_path: Path, optimizations: bool
+) -> None:
+    """GPT-2's class name tells transformers no loss, by which Trainer knows that a row's first token is no label."""
+    place = str(builders.model(models, "gpt2"))
+    prepared = builders.prepare(task="causal-lm", model=place, data=files, max_length=12, optimizations=optimizations)
+    for module in prepared.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    still = {"learning_rate": 0.0, "per_device_train_batch_size": len(prepared.train), "max_steps": 1}
+    trainer = builders.trainer(prepared, tmp_path / "run", **still, eval_on_start=False)
+    trainer.train()
+    logged = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    assert logged == pytest.approx(trainer.evaluate(prepared.train)["eval_loss"], rel=1e-5)
+
+
 def test_blocks_hold_every_token_of_the_text_in_its_order(models: Path, files: dict[str, Any]) -> None:
     place = builders.model(models, "gpt2")
     prepared = builders.prepare(task="causal-lm", model=str(place), data=files, max_length=24)
