@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,22 +14,28 @@ from torch._subclasses import FakeTensorMode
 
 pytestmark = pytest.mark.usefixtures("mps")
 
+Call = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
-def gradients(module: nn.Module, x: torch.Tensor, device: str) -> list[torch.Tensor]:
+
+def plainly(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    result = module(x)
+    return result[0] if isinstance(result, tuple) else result
+
+
+def gradients(module: nn.Module, x: torch.Tensor, device: str, call: Call) -> list[torch.Tensor]:
     """Output, the input's gradient and the parameters' gradients of `module`, computed on `device`, on the CPU."""
     module = copy.deepcopy(module).to(device)
     x = x.detach().clone().to(device).requires_grad_()
-    result = module(x)
-    y = result[0] if isinstance(result, tuple) else result
+    y = call(module, x)
     weight = torch.linspace(-1, 1, y.numel(), dtype=torch.float32).view(y.shape).to(device)
     (y.float() * weight).sum().backward()
     given = [y.detach(), x.grad, *(p.grad for p in module.parameters())]
     return [tensor.cpu() for tensor in given if tensor is not None]
 
 
-def agree(module: nn.Module, x: torch.Tensor) -> None:
+def agree(module: nn.Module, x: torch.Tensor, call: Call = plainly) -> None:
     torch.manual_seed(1)
-    for a, b in zip(gradients(module, x, "cpu"), gradients(module, x, "mps"), strict=True):
+    for a, b in zip(gradients(module, x, "cpu", call), gradients(module, x, "mps", call), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-5)
 
 
