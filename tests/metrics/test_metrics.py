@@ -22,7 +22,6 @@ from transformers.trainer_utils import speed_metrics
 from hf_mps import metrics
 from hf_mps.metrics.selection import is_metric, of_log
 from hf_mps.metrics.table import computed
-from tests.refusals import refusal
 
 Oracle = Callable[[Any, Any], float]  # (references, predictions), scikit-learn's order
 
@@ -148,13 +147,6 @@ def test_degenerate_answers_have_a_number_and_no_warning(
         warnings.simplefilter("error")
         (value,) = metrics.load([name]).compute(predictions, references).values()
     assert value == pytest.approx(expected, nan_ok=True, abs=1e-2 if "1e-14" in str(predictions) else 1e-12)
-
-
-def test_a_two_label_metric_on_more_labels_names_the_averages() -> None:
-    assert refusal(metrics.load, ["f1"], num_labels=3) == snapshot(
-        "f1 is for two labels and this data has 3: use f1/macro, f1/micro or f1/weighted"
-    )
-    assert metrics.load(["f1/macro"], num_labels=3).compute([0, 1, 2], [0, 1, 2]) == {"f1_macro": 1.0}
 
 
 def test_logits_are_refused_in_words() -> None:

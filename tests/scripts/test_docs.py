@@ -1,14 +1,11 @@
-"""The generated pages are what the code says, every page names things that exist, and all build into a site."""
+"""The generated pages are what the code says, and every page names things that exist; `make check` builds the site."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -99,14 +96,6 @@ def test_every_declared_patch_is_in_them_with_who_declares_it(docs: ModuleType) 
         target = patch.target.replace("pytorch_lightning.", "lightning.pytorch.")
         place, _, name = target.rpartition("::" if "::" in target else ":")
         assert any(patch.name in row and f"`{place}`:" in row and f"`{name}`" in row for row in rows), patch
-
-
-def test_the_pages_build_into_a_site_without_a_link_that_leads_nowhere(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    variables = {**os.environ, "HF_MPS": "0", "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=CHECKOUT, env=variables, capture_output=True, text=True, check=False)
-    assert (built.returncode, built.stdout + built.stderr) == (0, "")
-    assert (tmp_path / "site" / "hazards" / "index.html").is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inline_snapshot import snapshot
 
 from tests import CHECKOUT
 
@@ -122,46 +121,6 @@ def test_the_documentation_s_command_works_and_deletes_nothing(train, tmp_path: 
     assert (out / "notes.txt").read_text() == "kept too"
     assert results["epoch"] == 3.0
     assert "Device: mps" in said
-
-
-OLD = words(
-    "--evaluation_strategy epoch --warmup_ratio=0.1 --group_by_length --save_safetensors True --optim adamw_hf "
-    "--per_gpu_train_batch_size 32 --half_precision_backend auto --no_cuda False"
-)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_flags_of_every_year_are_translated_under_hf_mps_run(train, tmp_path: Path) -> None:
-    said, results = train(
-        "run_glue.py",
-        *(*OLD, *TRAINER[:-2], *words("--max_steps 24 --learning_rate 5e-3"), *generated(tmp_path)),
-        launcher=("-m", "hf_mps", "run"),
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
-    )
-    for line in (
-        "--evaluation_strategy epoch: --eval_strategy epoch takes its place",
-        "--warmup_ratio 0.1: --warmup_steps 0.1 takes its place",
-        "--group_by_length: --train_sampling_strategy group_by_length takes its place",
-        "--save_safetensors: dropped, models are always saved as safetensors",
-        "--optim adamw_hf: --optim adamw_torch takes its place",
-        "--per_gpu_train_batch_size 32: --per_device_train_batch_size 32 takes its place",
-        "--half_precision_backend auto: dropped, mixed precision is fp16 or bf16 alone",
-        "--no_cuda False: dropped, it is the default",
-    ):
-        assert said.count(f"hf-mps: {line}\n") == 1
-    assert "Device: mps" in said
-    assert falls(results["losses"])
-
-
-@pytest.mark.nightly
-def test_a_stranger_among_the_flags_is_refused_with_the_nearest(run_python, tmp_path: Path) -> None:
-    done = run_python(SCRIPTS / "run_glue.py", "--output_dir", tmp_path, "--evalution_strategy", "epoch")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == snapshot(
-        "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--evalution_strategy', 'epoch']; "
-        "did you mean '--eval_strategy'?"
-    )
 
 
 @pytest.mark.nightly

@@ -40,16 +40,6 @@ def test_the_n_best_spans_are_those_of_a_brute_force_search(seed: int, count: in
     assert best_spans(one, count, longest) == brute_force(one, count, longest)
 
 
-def test_the_best_span_is_found_where_neither_end_is_among_the_best_starts_and_ends() -> None:
-    # Twenty high starts stand behind twenty high ends: combining the best of each gives nothing, or a worse span.
-    starts = numpy.arange(60) * 2
-    first, last = numpy.zeros(60), numpy.zeros(60)
-    last[:20], first[40:] = 9.0, 9.0
-    first[25], last[27] = 5.0, 5.0
-    one = Window(first, last, starts, starts + 1, 0)
-    assert best_spans(one, 1, 3) == [Span(50, 55, 10.0)]
-
-
 def test_of_equal_scores_the_earlier_and_then_the_shorter_span_comes_first() -> None:
     starts = numpy.array([NOWHERE, 0, 2, 4])
     one = Window(numpy.zeros(4), numpy.zeros(4), starts, numpy.where(starts == NOWHERE, NOWHERE, starts + 1), 0)

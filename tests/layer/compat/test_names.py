@@ -22,12 +22,11 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.optimization import AdamW
-from transformers.trainer_utils import get_last_checkpoint, is_main_process
+from transformers.trainer_utils import is_main_process
 from transformers.utils import check_min_version, get_full_repo_name, send_example_telemetry
 from transformers.utils.versions import require_version
 
 from hf_mps.layer.compat import auth_token, metrics, names
-from hf_mps.layer.guards import GuardNotice
 from tests.layer.compat.arming import arm
 
 
@@ -64,19 +63,6 @@ def test_names_that_are_still_there_need_no_shim() -> None:
     assert is_main_process(-1)
     assert {"log_metrics", "save_metrics", "save_state", "is_world_process_zero"} <= set(dir(Trainer))
     assert {"should_log", "should_save", "n_gpu", "get_process_log_level"} <= set(dir(TrainingArguments))
-
-
-def test_get_last_checkpoint_is_asked_as_ever_and_passes_over_a_torn_one(tmp_path: Path) -> None:
-    assert get_last_checkpoint(str(tmp_path)) is None
-    args = TrainingArguments(
-        str(tmp_path), max_steps=10, save_steps=5, save_strategy="steps", report_to="none", disable_tqdm=True
-    )
-    Trainer(model(), args, train_dataset=rows()).train()
-    (tmp_path / "runs").mkdir()
-    assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
-    (tmp_path / "checkpoint-10" / "trainer_state.json").unlink()
-    with pytest.warns(GuardNotice, match=r"checkpoint-10 is torn \(trainer_state.json is missing\): the one before is"):
-        assert get_last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-5")
 
 
 def test_names_that_moved_are_found(said) -> None:

@@ -44,13 +44,6 @@ def load(folder: Path, dtype: torch.dtype, device: str) -> None:
     assert model.device.type == device
 
 
-def test_without_the_guard_several_threads_convert(checkpoint: Path, threads: set[str]) -> None:
-    with guards.suspended("async-loading"):
-        load(checkpoint, torch.float32, "mps")
-    assert threads
-    assert "MainThread" not in threads
-
-
 def test_with_it_one_does(checkpoint: Path, threads: set[str]) -> None:
     load(checkpoint, torch.float32, "mps")
     assert threads == {"MainThread"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from inline_snapshot import snapshot
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_mps.core.releases import torch_release
 from hf_mps.layer import guards
@@ -81,15 +81,6 @@ def test_gradients_flow_through_a_copy_in_two_steps() -> None:
     there = VALUES.to("mps").requires_grad_()
     there.to("cpu", torch.float64).square().sum().backward()
     assert torch.equal(there.grad.cpu(), 2 * VALUES)
-
-
-def test_a_model_is_saved_in_half_and_trains_on() -> None:
-    layer = nn.Linear(8, 8)
-    there = nn.Linear(8, 8, device="mps")
-    there.load_state_dict(layer.state_dict())
-    half = {name: value.to("cpu", torch.float16) for name, value in there.state_dict().items()}
-    assert torch.equal(half["weight"], layer.weight.half())
-    assert torch.equal(there.weight.cpu(), layer.weight)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from hf_mps.layer.guards import GuardNotice
 from hf_mps.layer.guards.resume.resume_rng import KEY
-from hf_mps.metal.fallback.accounting import ledger
 from tests.layer.guards import lightning_loops, loops
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:pytorch_lightning")
@@ -52,25 +49,3 @@ def test_checkpoints_made_on_the_cpu_are_lightning_s_own(tmp_path: Path) -> None
     run.fit(lightning_loops.module(pl))
     run.save_checkpoint(tmp_path / "cpu.ckpt")
     assert KEY not in torch.load(tmp_path / "cpu.ckpt", weights_only=True)
-
-
-class WithMode(nn.Module):
-    """A model with an operator that Metal has no kernel for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 2)
-
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
-        usual = torch.mode(input_ids, dim=1).values
-        logits = self.layer(input_ids.float()) + usual[:, None]
-        return type("Output", (), {"loss": nn.functional.cross_entropy(logits, labels)})
-
-
-@pytest.mark.parametrize("name", lightning_loops.NAMES)
-def test_an_operator_without_a_kernel_runs_on_the_cpu(name: str, tmp_path: Path) -> None:
-    pl = lightning_loops.library(name)
-    before = ledger.snapshot()
-    model = lightning_loops.module(pl, WithMode())
-    lightning_loops.trainer(pl, tmp_path, max_steps=2).fit(model)
-    assert [(each.operator, each.calls) for each in ledger.report(before).operators] == [("aten::mode", 2)]

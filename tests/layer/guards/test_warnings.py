@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from hf_mps.core.errors import UserError
 from hf_mps.core.releases import torch_release
@@ -25,18 +24,12 @@ def of_an_optimizer() -> None:
     torch.optim.SGD([results.huge()])
 
 
-def of_an_accelerate_loop() -> None:
-    model = nn.Module()
-    model.weight = results.huge()
-    loops.new_accelerator().prepare_model(model)
-
-
 def of_a_frozen_model() -> None:
     loops.new_accelerator().prepare_model(results.FrozenTable())
 
 
 @up_to_2_13
-@pytest.mark.parametrize("train", [of_an_optimizer, of_an_accelerate_loop, of_a_frozen_model])
+@pytest.mark.parametrize("train", [of_an_optimizer, of_a_frozen_model])
 def test_a_parameter_that_large_is_refused_in_one_line(train: Callable[[], None]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", GuardNotice)

@@ -38,4 +38,5 @@ def test_a_profile_is_a_machine_of_the_device_layer() -> None:
     profile = profiles.get("m1-8gb")
     machine = profile.machine()
     assert profile.chip in dataclasses.astuple(machine)
+    assert machine.simulated
     assert profile.memory in dataclasses.astuple(machine)

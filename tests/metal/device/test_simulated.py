@@ -8,7 +8,7 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.metal import device
-from hf_mps.metal.device import facts, machine, precision, profiles
+from hf_mps.metal.device import facts, machine
 from tests.metal.device.machines import LINUX, MAC, Pretend
 from tests.refusals import refusal
 
@@ -42,19 +42,6 @@ def test_the_facts_name_the_chip_as_simulated(simulated: None) -> None:
     assert here.chip.endswith(" (simulated)")
     assert here.lines()[0].startswith("device: mps, Apple M")
     assert " (simulated), " in here.lines()[0]
-
-
-def test_with_the_layer_off_the_reason_still_names_the_chip(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_MPS", "0")
-    monkeypatch.delenv("HF_MPS_DEVICE", raising=False)
-    assert f"the Metal that PyTorch sees on {machine.present().chip}, untried" in device.choose().reason
-
-
-@pytest.mark.parametrize("profile", profiles.PROFILES.values(), ids=lambda profile: profile.name)
-def test_the_chips_generation_is_read_all_the_same(profile: profiles.Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "chip", lambda device: profile.chip)
-    assert precision.emulates_bfloat16() == profile.chip.startswith(("Apple M1", "Apple M2"))
-    assert profile.machine().simulated
 
 
 def test_a_profile_that_there_is_not_is_refused_as_a_device_is(

@@ -9,7 +9,6 @@ import pytest
 import torch
 from inline_snapshot import snapshot
 
-from hf_mps.core.releases import torch_release
 from hf_mps.metal import fallback
 from hf_mps.metal.fallback import registration
 from hf_mps.metal.operators import dispatcher
@@ -54,22 +53,6 @@ def test_every_kernel_that_only_sends_to_the_cpu_is_taken_over() -> None:
         sent = {name for name in everything if dispatcher.SENT_TO_CPU.search(torch._C._dispatch_dump(name))}
     assert sent
     assert sent <= set(fallback.registered())
-
-
-def test_what_training_meets_is_given() -> None:
-    assert {
-        "aten::adaptive_max_pool3d.out",
-        "aten::fake_quantize_per_tensor_affine_cachemask",
-        "aten::mode",
-        "aten::multi_margin_loss",
-        "aten::channel_shuffle",
-    } <= set(fallback.registered())
-    on_metal_since = {
-        (2, 14): {"aten::_ctc_loss", "aten::_ctc_loss_backward", "aten::_linalg_svd.U"},
-        (2, 15): {"aten::put_", "aten::take"},
-    }
-    for release, names in on_metal_since.items():
-        assert names & set(fallback.registered()) == (names if torch_release() < release else set())
 
 
 def test_what_has_no_counterpart_on_metal_keeps_metals_error() -> None:

@@ -135,10 +135,6 @@ def test_pytorchs_own_variable_set_to_1_means_warn_and_names_every_operator(run_
             "HF_MPS_FALLBACK=qiet is not a value it knows; allowed: warn, quiet, error, rescue; did you mean 'quiet'?",
         ),
         (
-            {"PYTORCH_ENABLE_MPS_FALLBACK": "2"},
-            "PYTORCH_ENABLE_MPS_FALLBACK=2 is a value that nobody reads; allowed: 0, 1",
-        ),
-        (
             {"HF_MPS_FALLBACK": "error", "PYTORCH_ENABLE_MPS_FALLBACK": "1"},
             "HF_MPS_FALLBACK=error and PYTORCH_ENABLE_MPS_FALLBACK=1 contradict each other; unset one",
         ),
@@ -147,7 +143,7 @@ def test_pytorchs_own_variable_set_to_1_means_warn_and_names_every_operator(run_
             "HF_MPS_FALLBACK_SHARE=10 % is no share; allowed: a number from 0 to 1, for example 0.1",
         ),
     ],
-    ids=["mode", "pytorch", "both", "share"],
+    ids=["mode", "both", "share"],
 )
 def test_a_value_that_nobody_reads_is_refused_in_one_line(
     variables: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch

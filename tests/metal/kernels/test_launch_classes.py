@@ -190,8 +190,3 @@ def test_a_release_is_added_to_the_table_and_the_others_stay_as_they_were() -> N
             assert column.get(f"{base}.{overload}", column[base]) == "+".join(table.ways(name)), name
     assert {joined[name].split()[-1] for name in fresh} == {"metal", "graph"}
     assert joined["nobodys"].split()[:-1] == ["-"] * len(launch_class.known())
-
-
-def test_a_release_that_is_not_in_the_table_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"torch 2\.10 launches on a Mac is not known; known: .*2\.13\.0, "):
-        launch_class.of_release("2.10")

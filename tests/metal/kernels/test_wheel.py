@@ -28,13 +28,6 @@ def _refused(made: Path, cache: Path, capsys: Printed) -> str:
     return masked(err.removeprefix("hf-mps: ").rstrip("\n"), wheel=made, cache=cache)
 
 
-def test_a_wheel_is_taken_and_stays(tmp_path: Path, own_cache: Path) -> None:
-    made = wheel(tmp_path)
-    assert main(["kernels", "fetch", "--wheel", str(made)]) == 0
-    assert made.is_file()
-    assert set(store.open_library("2.99.0")) == set(KERNELS)
-
-
 def test_a_path_may_begin_with_the_home_folder(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

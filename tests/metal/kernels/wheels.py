@@ -88,32 +88,30 @@ def wheel(
 ) -> Path:
     """A wheel in `folder`."""
     content = library(metallib(*KERNELS)) if dylib is None else dylib
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{project}-{release}-cp312-cp312-{platform}.whl"
-    info = f"{project}-{release}.dist-info"
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(DYLIB, content)
-        archive.writestr("torch/version.py", f"__version__ = '{release}'\ngit_version = '{COMMIT}'\n")
-        archive.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {project}\nVersion: {release}\n\nNumbers.\n"
-        )
-        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nTag: cp312-cp312-{platform}\n")
-        archive.writestr(f"{info}/RECORD", f"{DYLIB},sha256={digest},{len(content)}\n")
-    return path
+    files = {DYLIB: content, "torch/version.py": f"__version__ = '{release}'\ngit_version = '{COMMIT}'\n".encode()}
+    return _packed(folder, project, release, f"cp312-cp312-{platform}", files)
 
 
 def mlx_wheel(folder: Path, version: str = "0.99.0") -> Path:
     """A wheel of MLX's Metal kernels in `folder`."""
-    content, info = metallib(*KERNELS), f"mlx_metal-{version}.dist-info"
+    files = {"mlx/lib/mlx.metallib": metallib(*KERNELS)}
+    return _packed(folder, "mlx-metal", version, "py3-none-macosx_14_0_arm64", files)
+
+
+def _packed(folder: Path, project: str, version: str, tag: str, files: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"mlx_metal-{version}-py3-none-macosx_14_0_arm64.whl"
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    name = project.replace("-", "_")
+    path, info = folder / f"{name}-{version}-{tag}.whl", f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("mlx/lib/mlx.metallib", content)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: mlx-metal\nVersion: {version}\n\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-macosx_14_0_arm64\n")
-        archive.writestr(f"{info}/RECORD", f"mlx/lib/mlx.metallib,sha256={digest},{len(content)}\n")
+        for file, content in files.items():
+            archive.writestr(file, content)
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n\nNumbers.\n"
+        )
+        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nTag: {tag}\n")
+        file, content = next(iter(files.items()))
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        archive.writestr(f"{info}/RECORD", f"{file},sha256={digest},{len(content)}\n")
     return path
 
 

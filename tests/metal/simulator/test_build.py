@@ -281,9 +281,10 @@ def test_the_working_folder_of_a_killed_process_is_cleared(native: Path, tmp_pat
             "the simulated device comes too late (",
         ),
         ("", "yes", "PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one (stoi)"),
+        ("", "", "PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one (stoi)"),
         ("", "99999999999", "PYTORCH_ENABLE_MPS_FALLBACK is no number, and PyTorch reads it as one (stoi)"),
     ],
-    ids=["too late", "no number", "too large a number"],
+    ids=["too late", "no number", "empty", "too large a number"],
 )
 def test_a_device_that_cannot_start_says_so_each_time_and_the_process_goes_on(
     run_python: Run, before: str, variable: str | None, said: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ class Decoder(nn.Module):
         return nn.functional.cross_entropy(self.head(self.blocks(x)).flatten(0, 1), labels.flatten())
 
 
-def losses(way: Callable[[nn.Module], Any]) -> list[float]:
+def losses(way: Callable[[nn.Module], Any], lengths: Iterable[int] = (12, 12, 12, 8, 12)) -> list[float]:
     """A training loop as nanoGPT's: fused AdamW, clipping, an evaluation, and a batch of another length."""
     torch.manual_seed(0)
     net = Decoder().to("mps")
@@ -146,7 +146,7 @@ def losses(way: Callable[[nn.Module], Any]) -> list[float]:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
     ids = torch.randint(30, (4, 13)).to("mps")
     found = []
-    for length in (12, 12, 12, 8, 12):
+    for length in lengths:
         loss = run(ids[:, :length], ids[:, 1 : length + 1])
         loss.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)

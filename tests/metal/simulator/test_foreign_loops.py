@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hf_mps.metal.fallback import MetalFallbackWarning
-
 pytestmark = pytest.mark.usefixtures("mps")
 
 Loop = Callable[[str], Iterator[float]]
@@ -101,34 +99,13 @@ def denoising(device: str) -> Iterator[float]:
         yield average(images, steps).std().item()
 
 
-def speech(device: str) -> Iterator[float]:
-    """Strided convolutions over a wave, weight norm over positions, CTC."""
-    features = nn.Sequential(nn.Conv1d(1, 16, 10, 5), nn.GroupNorm(16, 16), nn.GELU(), nn.Conv1d(16, 16, 3, 2))
-    places = nn.utils.parametrizations.weight_norm(nn.Conv1d(16, 16, 4, padding=2, groups=4), dim=2)
-    model = nn.ModuleList([features, places, encoder(16), nn.Linear(16, 9)]).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(3):
-        heard = features(torch.randn(3, 1, 200).to(device))
-        heard = heard + functional.gelu(places(heard)[..., :-1])
-        scores = model[3](model[2](heard.transpose(1, 2))).log_softmax(-1).transpose(0, 1)
-        said = torch.randint(1, 9, (3, 4)).to(device)
-        lengths = torch.full((3,), len(scores)), torch.tensor([4, 2, 3])
-        loss = functional.ctc_loss(scores, said, *lengths, zero_infinity=True)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield loss.item()
-
-
-@pytest.mark.parametrize("loop", [contrastive, denoising, speech])
+@pytest.mark.parametrize("loop", [contrastive, denoising])
 def test_a_loop_gives_the_cpus_losses_in_silence(loop: Loop, capfd: pytest.CaptureFixture[str]) -> None:
     losses = {}
     for device in ("cpu", "mps"):
         torch.manual_seed(5)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            if loop is speech:  # Metal has no kernel for it, which is said once
-                warnings.simplefilter("ignore", MetalFallbackWarning)
             losses[device] = list(loop(device))
     assert losses["mps"] == pytest.approx(losses["cpu"], rel=1e-4)
     assert len(set(losses["cpu"])) > 2

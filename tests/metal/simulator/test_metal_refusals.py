@@ -130,14 +130,6 @@ def test_setting_the_variable_after_torch_is_imported_changes_nothing(run_python
     assert done.stdout.strip() == "refused", done.stderr
 
 
-@pytest.mark.parametrize("value", ["true", ""])
-def test_a_value_that_is_no_number_is_named(run_python, value: str) -> None:
-    code = "from hf_mps.metal import simulator; from hf_mps.core import errors\n"
-    code += "try: simulator.load()\nexcept errors.UserError as e: print(e)"
-    done = run_python("-c", code, env={"HF_MPS": "0", "HF_MPS_SIMULATE": None, "PYTORCH_ENABLE_MPS_FALLBACK": value})
-    assert "PYTORCH_ENABLE_MPS_FALLBACK is no number" in done.stdout, done.stderr
-
-
 def test_some_operators_are_always_on_the_cpu(run_python) -> None:
     code = (
         "import torch; x = torch.ones(1, 1, 1, 1, 1, device='mps')\n"

@@ -188,11 +188,7 @@ MACHINES: list[tuple[dict[str, Any], dict[str, tuple[str, str, str]]]] = [
                 f"macOS 13.6; the Metal backend of PyTorch {torch.__version__} needs {OLDEST} or newer",
                 "softwareupdate --list",
             ),
-            "probe": (
-                "problem",
-                f"macOS 13.6 is too old: PyTorch's Metal backend needs macOS {OLDEST} or newer",
-                "look for an update: softwareupdate --list",
-            ),
+            "probe": ("problem", "", "look for an update: softwareupdate --list"),
         },
     ),
     ({"macos": None}, {"macos": ("note", "", "sw_vers -productVersion")}),

@@ -172,13 +172,6 @@ def test_what_is_no_saved_model_is_refused_in_one_line(
     assert masked(refusal(open_run, str(place)), place=str(place)) == said
 
 
-def test_a_hub_name_that_is_not_here_says_how_it_is_fetched() -> None:
-    assert refusal(open_run, "somebody/something") == snapshot(
-        "model somebody/something is not in the local cache and HF_HUB_OFFLINE forbids to fetch it; next:"
-        " HF_HUB_OFFLINE=0 hf download somebody/something, or give a folder in its place"
-    )
-
-
 def test_a_task_that_there_is_not_and_one_that_a_run_is_not_are_refused(kept: Made) -> None:
     run = str(kept("text-classification").folder)
     with pytest.raises(UserError, match="is a run of text-classification; leave --task out"):

@@ -45,14 +45,3 @@ def test_the_same_training_on_a_right_device_is_not(
     with strictness.off(), unguarded(hazard):
         training(tmp_path)
     assert found() == []
-
-
-@pytest.mark.parametrize(("hazard", "sentinel", "training"), TABLE)
-def test_a_sentinel_that_is_off_sees_nothing(hazard: str, sentinel: str, training: Training, tmp_path: Path) -> None:
-    with hazards.on(hazard), unguarded(hazard), guards.suspended(sentinel):
-        training(tmp_path)
-    assert sentinel not in found()
-
-
-def test_at_least_four_hazards_are_seen_without_knowledge_of_them() -> None:
-    assert len(set(SEEN) & set(hazards.HAZARDS | hazards.UNKNOWN)) >= 4

@@ -8,10 +8,11 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from hf_mps.metal.kernels.rules import Dispatch
 from scripts.conformance.opinfo import operators
+from tests.metal.simulator.conformance.samples import copied
 
 TOLERANCE = {torch.float32: 1e-4, torch.complex64: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
@@ -74,7 +75,7 @@ def _named(operator: str) -> tuple[Any, ...]:
 
 def _results(info: Any, sample: Any, device: str, graded: bool) -> list[torch.Tensor | None]:
     """What an operator returns, then the gradients of all that asks for one, on the CPU."""
-    given = tree_map(lambda each: _on(each, device), (sample.input, sample.args, sample.kwargs))
+    given = copied((sample.input, sample.args, sample.kwargs), device)
     outputs = [each for each in tree_leaves(info(given[0], *given[1], **given[2])) if isinstance(each, torch.Tensor)]
     gradients: list[torch.Tensor | None] = []
     asking = [each for each in tree_leaves(given) if isinstance(each, torch.Tensor) and each.requires_grad]
@@ -84,20 +85,6 @@ def _results(info: Any, sample: Any, device: str, graded: bool) -> list[torch.Te
         seeds = [torch.rand(each.shape, generator=draw).to(each.dtype).to(device) for each in graded_outputs]
         gradients = list(torch.autograd.grad(graded_outputs, asking, seeds, allow_unused=True))
     return [None if each is None else each.detach().cpu() for each in [*outputs, *gradients]]
-
-
-def _on(value: Any, device: str) -> Any:
-    """A sample's tensor on a device with the strides that it has, a leaf of its own; anything else as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    detached = value.detach()
-    overlapping = any(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True))
-    if overlapping:
-        moved = detached.to(device)
-    else:
-        moved = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        moved.copy_(detached)
-    return moved.requires_grad_(value.requires_grad)
 
 
 def _differences(wanted: list[Any], got: list[Any], allowed: float) -> list[str]:

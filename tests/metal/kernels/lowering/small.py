@@ -12,6 +12,11 @@ from hf_mps.metal.kernels.signature import read
 
 SPACES = {"device": 1, "constant": 2, "threadgroup": 3}
 WIDTHS = {"uint": "i32", "uint2": "<2 x i32>", "uint3": "<3 x i32>", "ushort": "i16"}
+DECLARES = """
+declare void @air.wg.barrier(i32, i32)
+declare i32 @air.simd_sum.u.i32(i32)
+"""
+ATTRIBUTES = [("thread_position_in_threadgroup", "uint"), ("threadgroup_position_in_grid", "uint")]
 
 
 @dataclass

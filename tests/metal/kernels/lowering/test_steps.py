@@ -7,13 +7,7 @@ import torch
 
 from hf_mps.metal.kernels.lowering import lanes
 from hf_mps.metal.kernels.values import u32
-from tests.metal.kernels.lowering.small import Small
-
-DECLARES = """
-declare void @air.wg.barrier(i32, i32)
-declare i32 @air.simd_sum.u.i32(i32)
-"""
-ATTRIBUTES = [("thread_position_in_threadgroup", "uint"), ("threadgroup_position_in_grid", "uint")]
+from tests.metal.kernels.lowering.small import ATTRIBUTES, DECLARES, Small
 
 # A variable with an index that is not known, a value of the loop before, and one of the loop itself cross the barrier.
 KEPT = Small(

@@ -6,13 +6,7 @@ import pytest
 import torch
 
 from hf_mps.core.errors import RunError
-from tests.metal.kernels.lowering.small import Small
-
-DECLARES = """
-declare void @air.wg.barrier(i32, i32)
-declare i32 @air.simd_sum.u.i32(i32)
-"""
-ATTRIBUTES = [("thread_position_in_threadgroup", "uint"), ("threadgroup_position_in_grid", "uint")]
+from tests.metal.kernels.lowering.small import ATTRIBUTES, DECLARES, Small
 
 REVERSE = Small(
     [("out", "device"), ("given", "constant")],
