@@ -137,12 +137,10 @@ def _lines(path: Path, name: str) -> Iterator[Any]:
                 raise UserError(f"{name}: line {number} {error}{error.remedy}") from error
 
 
-def parse(text: str | bytes) -> Any:
-    """Return the value of a JSON text, or of the bytes of one. Raises NotARow."""
+def parse(text: str) -> Any:
+    """Return the value of a JSON text. Raises NotARow."""
     try:
         return json.loads(text)
-    except UnicodeDecodeError as error:
-        raise NotARow("is not UTF-8") from error
     except RecursionError as error:
         raise NotARow("is no JSON: its values are nested too deep", "; next: write the values flatter") from error
     except json.JSONDecodeError as error:

@@ -30,6 +30,7 @@ SEPARATORS = {"csv": (",", ";", "\t", "|"), "tsv": ("\t",)}
 LOOKED_AT = 50
 # A line added behind the last: only an unclosed quotation mark swallows it.
 END = "hf-mps-end-7c1d20f4"
+UNCLOSED = "opens a quotation mark that is never closed"
 # Rows of Parquet at a time: of images at 100 kB each 100 MB.
 PARQUET_ROWS = 1000
 CUT_OFF = "ends without a line break: is its last row whole?"
@@ -160,31 +161,37 @@ def _column_names(first: list[str], name: str) -> tuple[str, ...]:
     return tuple(column or f"Unnamed: {place}" for place, column in enumerate(first))
 
 
+def rows(lines: Iterable[str], shape: Shape) -> Iterator[tuple[int, list[str], str]]:
+    """Yield of each row that is not empty, the header among them, the number of its first line, its fields, and what is
+    wrong with it as the rest of a sentence, empty where nothing is.
+    """
+    reader, begun = shape.reader(chain(lines, [END])), 1
+    for fields in reader:
+        if fields == [END]:
+            return
+        if fields and (len(shape.columns) == 1 or len(fields) > 1 or fields[0].strip()):
+            yield begun, fields, UNCLOSED if fields[-1].endswith(END) else shape.misfit(fields)
+        begun = reader.line_num + 1
+
+
 def _rows(lines: Lines, name: str, shape: Shape) -> Iterator[list[str]]:
-    """Yield each row behind the header, its fields counted, without empty lines."""
-    row, begun = 0 if shape.header else 1, 1
+    """Yield the fields of each row behind the header. Raises UserError for a row that does not fit it."""
     with lines() as text:
-        reader = shape.reader(chain(text, [END]))
-        for fields in reader:
-            if fields == [END]:
-                return
-            if fields and fields[-1].endswith(END):
+        for row, (begun, fields, wrong) in enumerate(rows(text, shape), 0 if shape.header else 1):
+            if wrong == UNCLOSED:
                 place = f"row {row}" if row else "the first line"
                 raise UserError(f"{name}: a quotation mark that opens in {place} is never closed; next: close it")
-            empty = not fields or (len(shape.columns) > 1 and len(fields) == 1 and not fields[0].strip())
-            if not empty and row:
-                if misfit := shape.misfit(fields):
-                    with lines() as again:
-                        last = next(islice(again, begun - 1, None), "")
-                        whole = last.endswith(("\n", "\r")) or next(again, None) is not None
-                    if len(fields) < len(shape.columns) and not whole:
-                        problem = f"the file ends in the middle of row {row}, which {misfit}; next: fetch it again"
-                        raise UserError(f"{name}: {problem}")
-                    allowed = "as many in each, a text with a separator inside in quotation marks"
-                    raise UserError(f"{name}: row {row} (line {begun}) {misfit}; allowed: {allowed}")
+            if wrong:
+                with lines() as again:
+                    last = next(islice(again, begun - 1, None), "")
+                    whole = last.endswith(("\n", "\r")) or next(again, None) is not None
+                if len(fields) < len(shape.columns) and not whole:
+                    problem = f"the file ends in the middle of row {row}, which {wrong}; next: fetch it again"
+                    raise UserError(f"{name}: {problem}")
+                allowed = "as many in each, a text with a separator inside in quotation marks"
+                raise UserError(f"{name}: row {row} (line {begun}) {wrong}; allowed: {allowed}")
+            if row:
                 yield fields
-            row += not empty
-            begun = reader.line_num + 1
 
 
 @contextmanager

@@ -6,7 +6,8 @@ apart.
 
 from __future__ import annotations
 
-import csv
+import io
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -215,7 +216,8 @@ def assign(count: int, reader: int, readers: int, order: str) -> Assignment:
 AT_ONCE = 256
 # Bytes at a file's beginning that tell how a table is written.
 HEAD = 2**20
-MARK = b"\xef\xbb\xbf"
+MARK = "\ufeff"
+UNDECODED = "surrogateescape"
 
 
 class Row(dict[str, Any]):
@@ -247,12 +249,15 @@ def read(file: File, piece: FileSlice, position: int | None, columns: Sequence[s
             if file.kind == "parquet":
                 yield from _parquet(opened, file, piece, position, columns)
             elif file.kind in ("jsonl", "text"):
-                made = _json if file.kind == "jsonl" else _text
-                for place, line in _lines(opened, piece, position):
-                    if file.kind == "text" or line.strip():
-                        yield place, made(line)
+                for place, line, wrong in _lines(opened, file, piece, position):
+                    if wrong:
+                        yield place, Broken(wrong)
+                    elif file.kind == "text":
+                        yield place, {"text": line.rstrip("\r\n")}
+                    elif line.strip():
+                        yield place, _json(line)
             else:
-                yield from _table(opened, file, position)
+                yield from _table(opened, file, piece, position)
     except (OSError, EOFError) as error:
         raise UserError(f"{file.url}: cannot be read: {error}") from error
     except Exception as error:
@@ -262,57 +267,40 @@ def read(file: File, piece: FileSlice, position: int | None, columns: Sequence[s
         raise UserError(f"{file.url}: cannot be read: {first_line(error)}; next: the same command") from error
 
 
-def _json(line: bytes) -> Raw | Broken:
+def _json(line: str) -> Raw | Broken:
     try:
         return json_rows.as_row(json_rows.parse(line.strip()))
     except json_rows.NotARow as error:
         return Broken(str(error))
 
 
-def _text(line: bytes) -> Raw | Broken:
-    try:
-        return {"text": line.decode().rstrip("\r\n")}
-    except UnicodeDecodeError:
-        return Broken("is not UTF-8")
-
-
-def _table(opened: IO[bytes], file: File, position: int | None) -> Rows:
+def _table(opened: IO[bytes], file: File, piece: FileSlice, position: int | None) -> Rows:
     """Read separated values; the header is read anew wherever the rows begin."""
-    head = opened.readlines(HEAD)[: tables.LOOKED_AT]
-    beginning = [line.removeprefix(MARK).decode(errors="replace") for line in head]
+    head = b"".join(opened.readlines(HEAD)[: tables.LOOKED_AT]).decode("utf-8-sig", UNDECODED)
+    beginning = io.StringIO(head, newline="").readlines()
     with tables.readable_errors(file.url):
         shape = tables.shape_of(lambda: nullcontext(iter(beginning)), file.kind, file.url, header=file.header)
-    if position is None:
-        header = shape.reader(iter(beginning))
-        next(filter(None, header if file.header else ()), None)
-        position = sum(map(len, head[: header.line_num]))
-    opened.seek(position)
-    place = position
+    place, broken = position or 0, ""
 
     def lines() -> Iterator[str]:
-        nonlocal place
-        for line in opened:
-            line = line.removeprefix(MARK) if place == 0 else line
-            place = opened.tell()
-            # A letter that is no UTF-8 ends up as U+FFFD, and its row is broken.
-            yield line.decode(errors="replace")
+        nonlocal place, broken
+        for behind, line, wrong in _lines(opened, file, piece, place):
+            place = behind
+            if "\0" in line:  # Python's reader rejects it up to 3.10
+                line, wrong = line.replace("\0", ""), "holds a NUL character"
+            broken = broken or wrong
+            yield line
 
     with tables.long_fields():
-        rows = shape.reader(lines())
-        while True:
-            try:
-                fields = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield place, Broken(f"is no row of separated values ({error})")
-                continue
-            if not fields:
-                continue
-            if misfit := shape.misfit(fields):
-                yield place, Broken(misfit)
-            elif any("\ufffd" in field for field in fields):
-                yield place, Broken("is not UTF-8")
+        rows = tables.rows(lines(), shape)
+        if file.header and position is None:
+            next(rows, None)
+            if broken:
+                raise UserError(f"{file.url}: its first line {broken}; allowed: text without, saved as UTF-8")
+        for _, fields, wrong in rows:
+            if broken or wrong:
+                yield place, Broken(broken or wrong)
+                broken = ""
             else:
                 yield place, dict(zip(shape.columns, fields, strict=True))
 
@@ -337,23 +325,28 @@ def _parquet(opened: IO[bytes], file: File, piece: FileSlice, position: int | No
                     yield place, row
 
 
-def _lines(opened: IO[bytes], piece: FileSlice, position: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield (the byte behind it, line) of the lines that begin within the slice, from byte `position` on."""
+def _lines(opened: IO[bytes], file: File, piece: FileSlice, position: int | None) -> Iterator[tuple[int, str, str]]:
+    """Yield (the byte behind it, line, what is wrong with it) of the lines that begin within the slice, from byte
+    `position` on.
+
+    A carriage return ends a line, but not in JSON, as where the file is loaded whole.
+    """
     # A line belongs to the slice in which it begins: the reader of that slice reads on to the line's end.
-    at = piece.start if position is None else position
-    if position is None and at > 0:
-        opened.seek(at - 1)
-        at += len(opened.readline()) - 1  # the rest of a line that begins before
-    else:
-        opened.seek(at)
-    if piece.end != WHOLE and at >= piece.end:
-        return
-    for line in opened:
-        begun = at
-        at += len(line)
-        yield at, line.removeprefix(MARK) if begun == 0 else line
-        if piece.end != WHOLE and at >= piece.end:
+    inside, end = position is None and piece.start > 0, math.inf if piece.end == WHOLE else piece.end
+    at = piece.start - inside if position is None else position
+    opened.seek(at)
+    for line in io.TextIOWrapper(opened, "utf-8", UNDECODED, "\n" if file.kind == "jsonl" else ""):
+        if at >= end:
             return
+        begun, size, wrong = at, len(line), ""
+        if not line.isascii():
+            try:
+                size = len(line.encode())
+            except UnicodeEncodeError:
+                size, wrong = len(line.encode(errors=UNDECODED)), "is not UTF-8"
+        at += size
+        if begun >= piece.start:  # else it is the rest of a line that begins before
+            yield at, line.removeprefix(MARK) if begun == 0 else line, wrong
 
 
 def pick(row: Raw, columns: Mapping[str, str]) -> Row | Broken:
@@ -379,8 +372,6 @@ def place_of(file: File, piece: FileSlice, behind: int) -> str:
         return f"{file.url}: row {behind}{group}"
     if not file.local:
         return f"{file.url}: the line that ends at byte {behind:,}"
-    number = 0
     with file.opened() as opened:
-        while behind > 0 and (line := opened.readline()):
-            behind, number = behind - len(line), number + 1
+        number = sum(1 for _ in _lines(opened, file, FileSlice(piece.file, 0, behind), None))
     return f"{file.url}: line {number}"

@@ -11,6 +11,8 @@ import pytest
 from inline_snapshot import snapshot
 
 from hf_mps.core.errors import UserError
+from hf_mps.finetune.data import formats, load
+from hf_mps.finetune.recipe.schema import Data
 from hf_mps.finetune.stream import files
 from hf_mps.finetune.stream.files import Broken
 from tests.finetune.stream import corpora
@@ -93,6 +95,43 @@ def test_broken_rows_are_told_with_their_line(tmp_path: Path) -> None:
             "rows.txt: line 2 is not UTF-8",
         ]
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", 'text,n\na,1\n  \n""\n\nb,2\n'),
+        ("a.csv", "text,n\ra,1\rb,2"),
+        ("a.csv", "\ufefftext;n\r\n'a', b;1\r\n\r\nb;2\r\n"),
+        ("a.tsv", 'text\tn\n"a\t1\nb"\t2\n'),
+        ("a.txt", "a\rb\r\r\nc\n"),
+        ("a.jsonl", '{"text": "a"}\r\n\u00a0\n{"text":\r"b"}\r\n'),
+    ],
+)
+def test_a_file_has_the_rows_that_it_has_where_it_is_loaded_whole(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    whole = load.reading(Data(files={"train": str(path)}, hold_out=0.5), path, name, formats.kind(path) or "", ["text"])
+    file, pieces = opened(path)
+    rows = [row for piece in pieces for row in files.read(file, piece, None, ())]
+    assert [row for _, row in rows] == [row for table in whole.make() for row in table.to_pylist()]
+    for number, (place, _) in enumerate(rows):
+        assert list(files.read(file, pieces[-1], place, ())) == rows[number + 1 :]
+
+
+def test_what_no_row_of_a_table_may_be_is_broken(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('n,text\n1,a\0b\n2,b\n3,"c\n4,d\n', encoding="utf-8")
+    file, (piece,) = opened(path)
+    assert [row for _, row in files.read(file, piece, None, ())] == [
+        Broken("holds a NUL character"),
+        {"n": "2", "text": "b"},
+        Broken("opens a quotation mark that is never closed"),
+    ]
+    path.write_bytes(b"n,t\xffxt\n1,a\n")
+    file, (piece,) = opened(path)
+    with pytest.raises(UserError, match="its first line is not UTF-8; allowed: text without, saved as UTF-8"):
+        list(files.read(file, piece, None, ()))
 
 
 def test_a_role_reaches_into_a_column_of_dicts() -> None:
