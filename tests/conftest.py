@@ -44,13 +44,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Set by pytest for each test, by transformers when its modeling code is first imported, by accelerate when it picks
-# the device mps, by lightning when it is imported, and by the probe for children: none of them by what a test does.
+# the device mps, by lightning and scikit-learn when they are imported, and by the probe for children: none of them by
+# what a test does.
 NOT_OURS = {
     "_HF_MPS_PROBED",
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
     "PYTORCH_ENABLE_MPS_FALLBACK",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
 }
 
 
