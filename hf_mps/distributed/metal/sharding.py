@@ -20,12 +20,27 @@ FUNCTIONS = {
     "chunk_cat": "chunk_cat",
 }
 """FSDP2's operators, and the functions that do them on any device."""
-OF_THE_CPU = frozenset(("Event", "Stream", "StreamContext", "current_stream", "stream"))
+OF_THE_CPU = frozenset(("Event", "StreamContext", "stream"))
 _registered: list[Any] = []
+
+
+class Stream(torch.cpu.Stream):
+    """One of the CPU's, with the numbers that FSDP2 names a stream by since torch 2.15, and that nothing reads on mps.
+
+    It hands them to `fsdp::record_grad_output_stream`, which only devices that free memory at once do anything for.
+    """
+
+    stream_id = device_index = device_type = 0
 
 
 class Handle:
     """torch.mps with what else a mesh asks a device for; a name that torch.mps has is its own, but for Event."""
+
+    Stream = Stream
+
+    def current_stream(self, device: Any = None) -> Any:
+        """Return the one queue."""
+        return QUEUE
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu if name in OF_THE_CPU else torch.mps, name)
@@ -42,6 +57,7 @@ class Handle:
         """Nothing: there is one device."""
 
 
+QUEUE = Stream()
 HANDLE = Handle()
 
 
