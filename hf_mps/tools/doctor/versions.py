@@ -28,7 +28,8 @@ OPTIONAL = ("lightning", "peft", "trl", "sentence-transformers", "safetensors", 
 TRIED = ("2.13.0", "2.14.1", "2.15.0")
 """Releases of torch that this project's tests ran with, on the simulated device; the last is the newest.
 
-Of 2.15.0 all but the slow ones ran on 2026-11-29, on the CPU half of PyPI's build for Linux.
+Those of 2.14.1 (of the layer, Metal and the tools) and of 2.15.0 (all but the slow ones) ran on 2026-11-29, on the CPU
+half of PyPI's builds for Linux.
 """
 STOLEN = ("steals credentials: it was published with a stolen token", "GHSA-w37p-236h-pfx3")
 # Package: the versions, what they do, the advisory. Known when this release of hf_mps was made.
