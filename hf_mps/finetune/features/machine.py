@@ -76,11 +76,11 @@ class ExpectedFallback(Feature):
 
     def decide(self, draft: Draft) -> None:
         """Choose the key `on_the_cpu`, on Metal alone, for those that have no kernel in the installed torch."""
-        registered = set(fallback.registered())
-        missing = [name for name in draft.recipe.fallback if name in registered]
-        if missing and draft.device == "mps":
-            reason = "they have no Metal kernel, and the recipe names them: no warning"
-            draft.choices["on_the_cpu"] = Choice(", ".join(missing), reason)
+        if draft.recipe.fallback and draft.device == "mps":
+            registered = set(fallback.registered())
+            if missing := [name for name in draft.recipe.fallback if name in registered]:
+                reason = "they have no Metal kernel, and the recipe names them: no warning"
+                draft.choices["on_the_cpu"] = Choice(", ".join(missing), reason)
 
     def around(self, trainer: Any, plan: Plan) -> AbstractContextManager[Any]:
         """Suppress their warnings."""
