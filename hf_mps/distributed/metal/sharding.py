@@ -1,9 +1,9 @@
 """What DeviceMesh, DTensor and FSDP2 ask of a device's module and of their own operators, on mps.
 
-They were written for devices with streams. torch.mps has one queue and no class Stream; the CPU, which has no queue at
-all, answers with streams and events that do nothing (torch/cpu/__init__.py), and on one queue that is right too: work
-that is encoded later runs later. FSDP2's three operators are Python functions that are registered for each device but
-mps (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+They were written for devices with streams. torch.mps has one queue, and before torch 2.15 no class Stream; the CPU,
+which has no queue at all, answers with streams and events that do nothing (torch/cpu/__init__.py), and on one queue
+that is right too: work that is encoded later runs later. FSDP2's three operators are Python functions that are
+registered for each device but mps (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
 """
 
 from __future__ import annotations

@@ -150,8 +150,12 @@ def decoded(ids: Any, tokenizer: Any) -> list[str]:
     import numpy
 
     ids = ids[0] if isinstance(ids, tuple) else ids
-    whole = numpy.where(ids < 0, tokenizer.pad_token_id, ids)
-    return [text.strip() for text in tokenizer.batch_decode(whole, skip_special_tokens=True)]
+    return read(numpy.where(ids < 0, tokenizer.pad_token_id, ids), tokenizer)
+
+
+def read(rows: Any, tokenizer: Any) -> list[str]:
+    """Return texts for rows of ids, as they are compared: without special tokens, and without space around them."""
+    return [text.strip() for text in tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
 
 class LanguageTask(TokenTask[R]):

@@ -107,7 +107,7 @@ class Seq2SeqTask(LanguageTask[R]):
         self._load(sources, labels=targets.value)
         self.choices["target_lengths"] = targets
         # Those that the model's answers are compared with: targets as they were cut and read.
-        truths = tokenizer.batch_decode(features["validation"]["labels"][:], skip_special_tokens=True)
+        truths = _language.read(features["validation"]["labels"][:], tokenizer)
         guesses = [untrained(one) for one in rows["validation"].dataset["source"]]
         return self.made(
             splits=features,
@@ -115,7 +115,7 @@ class Seq2SeqTask(LanguageTask[R]):
             compute_metrics=lambda evaluated: measured.compute(
                 _language.decoded(evaluated.predictions, tokenizer), _language.decoded(evaluated.label_ids, tokenizer)
             ),
-            baseline=metrics.Baseline(what, measured.compute(guesses, [text.strip() for text in truths])),
+            baseline=metrics.Baseline(what, measured.compute(guesses, truths)),
             choices={"lengths": sources, **self.choices},
             token_counts=tokens.counts(features["train"]),
             predicted=(rows["validation"], features["validation"]),

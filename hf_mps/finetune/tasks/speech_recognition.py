@@ -88,17 +88,18 @@ class SpeechTask(Task[R]):
         content, kinds = tokens.digest(self.tokenizer), {"labels": ("int32",), "samples": "int64"}
         return tokens.map_cached(rows, encode, content=content, key=(*key, rate), features=kinds)
 
-    def short_enough(self, rows: Rows, counts: Sequence[int]) -> list[int]:
-        """Return the numbers of the rows that are no longer than the recipe allows; `counts` are their samples.
+    def short_enough(self, rows: Rows, counts: Sequence[int]) -> tuple[list[int], dict[str, int]]:
+        """Return the numbers of the rows that are no longer than the recipe allows, and how many others there are, by
+        the reason; `counts` are the rows' samples.
 
-        Raises UserError where none is.
+        Raises UserError where none is short enough.
         """
         most, rate = self.recipe.max_duration_in_seconds, self.extractor.sampling_rate
         kept = [row for row, count in enumerate(counts) if count <= most * rate]
         if not kept:
             allowed = f"allowed: {min(counts) / rate:.1f} or more"
             raise UserError(f"{rows.where}: each row is longer than max_duration_in_seconds, {most:g}; {allowed}")
-        return kept
+        return kept, {f"longer than {most:g} seconds": len(counts) - len(kept)}
 
     @classmethod
     def smoke_rows(cls, recipe: Any, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -208,8 +209,7 @@ class SpeechRecognition(SpeechTask[Recipe]):
         encoded = {split: self._encoded(rows[split]) for split in SPLITS}
         counts = {split: encoded[split]["samples"][:] for split in SPLITS}
         kept = {split: list(range(len(counts[split]))) for split in SPLITS}
-        kept["train"] = self.short_enough(rows["train"], counts["train"])
-        missing = len(counts["train"]) - len(kept["train"])
+        kept["train"], missing = self.short_enough(rows["train"], counts["train"])
         hop = getattr(config, "inputs_to_logits_ratio", HOP)
         frames = {split: [-(-counts[split][row] // hop) for row in kept[split]] for split in SPLITS}
         length = audio.durations(recipe, frames["train"], frames["validation"], hop, rate)
@@ -221,9 +221,8 @@ class SpeechRecognition(SpeechTask[Recipe]):
             split: audio.Sounds(rows[split], labels_of[split], kept[split], counts[split], extractor)
             for split in SPLITS
         }
-        reasons = {f"longer than {recipe.max_duration_in_seconds:g} seconds": missing}
-        reasons["more letters than frames"] = self._unaligned(sounds["train"], labels_of["train"])
-        self.choices |= left_out({"training": reasons})
+        missing["more letters than frames"] = self._unaligned(sounds["train"], labels_of["train"])
+        self.choices |= left_out({"training": missing})
         return self.made(
             splits=sounds,
             collator=length.value.collator(audio.collator(extractor, max(map(len, labels_of["train"])))),

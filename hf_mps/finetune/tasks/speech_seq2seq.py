@@ -149,11 +149,10 @@ class SpeechSeq2Seq(speech_recognition.SpeechTask[Recipe]):
 
         encoded = self.encoded(rows, ("speech-seq2seq", case, tokenizer.prefix_tokens), ids)
         samples, targets = encoded["samples"][:], encoded["labels"][:]
-        short = self.short_enough(rows, samples)
+        short, missing = self.short_enough(rows, samples)
         kept = [row for row in short if len(targets[row]) <= longest]
         if not kept:
             raise UserError(f"{rows.where}: every text has more than max_target_length, {longest} tokens; next: more")
-        missing = {f"longer than {self.recipe.max_duration_in_seconds:g} seconds": len(samples) - len(short)}
         missing[f"more than {longest} tokens of text"] = len(short) - len(kept)
         return audio.Sounds(rows, targets, kept, samples, self.extractor), missing
 

@@ -47,6 +47,7 @@ _STATIC_CAST = re.compile(r"static_cast\s*<")
 _C_CAST = re.compile(r"\(\s*([\w:]+(?:<[^<>()]*>)?)\s*\)")
 _CONFLICT = re.compile(r"candidate template ignored: deduced conflicting types for parameter .*__private")
 _TWICE = re.compile(r"^redefinition of '|cannot be redeclared$")
+_ENDS = re.compile(r"[{};]")
 _SPACE = re.compile(r"\b(?:device|constant|threadgroup|__global|__local|__private)\b")
 
 
@@ -221,9 +222,9 @@ def _of_one_space(text: str, place: int) -> Changes:
     start = max(text.rfind(end, 0, place) for end in ";{}") + 1
     start = max([start, *(start + line.end() for line in re.finditer(r"^#.*", text[start:place], re.MULTILINE))])
     depth, end = 0, place
-    for found in re.finditer(r"[{};]", text[place:]):
+    for found in _ENDS.finditer(text, place):
         depth += {"{": 1, "}": -1, ";": 0}[found[0]]
-        end = place + found.end()
+        end = found.end()
         if not depth:
             break
     function = text[start:end]

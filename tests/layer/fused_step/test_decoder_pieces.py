@@ -54,8 +54,9 @@ def test_losses_and_gradients_are_stocks_to_rounding(name: str, dtype: torch.dty
         weight.requires_grad_(not (frozen and "norm" in each))
     stock, loss, grads = trained(made, nullcontext())
     counts, found, ours = trained(made, fused())
-    # Stock itself launches less since 2.14.
-    assert counts.launches < (0.88 if torch_release() < (2, 14) else 0.9) * stock.launches
+    # Qwen3's stock launches less since 2.14.
+    share = 0.9 if name == "qwen3" and torch_release() >= (2, 14) else 0.88
+    assert counts.launches < share * stock.launches
     assert found == pytest.approx(loss, rel=1e-6 if dtype == torch.float32 else 1e-3)
     torch.testing.assert_close(ours, grads, rtol=1e-5, atol=1e-7 if dtype == torch.float32 else 2e-3)
 

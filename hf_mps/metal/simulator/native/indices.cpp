@@ -171,12 +171,14 @@ void embedding_bag(const Operator& op, Stack* stack) {
   const bool of_maxima = argument(op, stack, 4).toInt() == static_cast<int64_t>(at::native::EmbeddingBagMode::MAX);
   call(op, stack);
   auto results = stack->end() - 4;
-  auto& bag_size = results[2].toTensor();
+  const auto bag_size = results[2].toTensor();
+  const auto bags = bag_size.numel();
   if (results[1].toTensor().numel() != indices.numel()) {
     const auto places = at::arange(indices.numel(), bag_size.options());
-    results[1] = at::bucketize(places, offsets, false, true).sub_(1).clamp_max_(bag_size.numel() - 1).to(bag_size.scalar_type());
+    const auto bag = at::bucketize(places, offsets, false, true).sub_(1).clamp_max_(bags - 1);
+    results[1] = bag.to(bag_size.scalar_type());
   }
-  results[2] = at::constant_pad_nd(bag_size, {0, offsets.numel() - bag_size.numel()});
+  results[2] = at::constant_pad_nd(bag_size, {0, offsets.numel() - bags});
   if (!of_maxima) {
     results[3] = at::empty({0}, bag_size.options());
   }
